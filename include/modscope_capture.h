@@ -212,6 +212,32 @@ typedef struct ms_call_time {
 int ms_call_times_read(ms_reader *reader, ms_call_time **times, size_t *count);
 void ms_call_times_free(ms_reader *reader, ms_call_time *times);
 
+/* ---- operators that ran in forwards of modules, where they are known ---- */
+typedef struct ms_operator_name {
+    char text[MS_OPERATOR_NAME_MAX + 1]; /* "aten::addmm", "aten::mul.Tensor" */
+    uint32_t flags;                      /* MS_OPERATOR_IN_PLACE, ... */
+} ms_operator_name;
+
+#define MS_OPERATOR_NO_SLOT UINT32_MAX
+
+typedef struct ms_operator_run {
+    uint64_t begin, end; /* it ran on the thread in the events [begin, end), after all before `end` */
+    uint64_t nanoseconds;
+    uint32_t thread; /* its number */
+    uint32_t name;   /* an index of ms_operators.names */
+    uint32_t slot;   /* of the block that it changed in place, or MS_OPERATOR_NO_SLOT */
+} ms_operator_run;
+
+typedef struct ms_operators {
+    ms_operator_run *runs; /* in their order */
+    ms_operator_name *names;
+    size_t count, name_count;
+} ms_operators;
+
+/* All operators of a capture. MS_ENOMEM, MS_EIO. */
+int ms_operators_read(ms_reader *reader, ms_operators *operators);
+void ms_operators_free(ms_reader *reader, ms_operators *operators);
+
 /* A new cursor is at the first moment that can be known; at moment 0 with no blocks if none can. MS_ENOMEM, MS_EIO:
  * there is no cursor. When any other function of a cursor returns MS_ENOMEM or MS_EIO, the cursor is reset; go on with
  * a seek or close it. */

@@ -219,6 +219,23 @@ void ms_call_note_begin(ms_ledger *ledger, const ms_thread *thread, uint64_t num
 /* For captures: how long the GPU needed for that call. Of more than 8192 calls whose times are not known yet, the
  * earliest have none. */
 void ms_call_note_time(ms_ledger *ledger, uint64_t number, uint64_t nanoseconds);
+/* How many events the earliest capture of the ledger has; 0: there is none. */
+uint64_t ms_captured_events(ms_ledger *ledger);
+
+/* What an operator of torch's dispatcher does beside returning new tensors. */
+enum { MS_OPERATOR_IN_PLACE = 1, MS_OPERATOR_VIEW = 2, MS_OPERATOR_RANDOM = 4 };
+#define MS_OPERATOR_NAME_MAX 127 /* what is longer is cut off */
+
+typedef struct ms_operator {
+    const char *name; /* it is never freed, and its address identifies it */
+    uint32_t flags;
+} ms_operator;
+
+/* For captures: the operator has run on the thread, which needed so much time of the device for it. `before` is what
+ * ms_captured_events returned when it began. `address`: of the block that it changes in place; 0: it is not known.
+ * Without captures this does nothing. */
+void ms_operator_note(ms_ledger *ledger, const ms_thread *thread, const ms_operator *ran, uint64_t before,
+                      uint64_t nanoseconds, uint64_t address);
 /* Whether any capture records the ledger now. */
 bool ms_ledger_is_captured(const ms_ledger *ledger);
 /* Whether the block is MS_OTHER and belongs to MS_GLOBAL. *known becomes whether a block is known at that address. */

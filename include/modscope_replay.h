@@ -68,6 +68,7 @@ typedef struct ms_replay_block {
     uint8_t phase;      /* in which it was added */
     uint8_t drop_phase; /* in which it was dropped; MS_IDLE if it was not */
     bool outside;       /* it did not come from torch's allocators */
+    bool is_changed;    /* an operator in a forward changed it in place, as far as is known */
 } ms_replay_block;
 
 /* What a forward does with a block that no object holds: a call takes it or returns it, or autograd saves it. */
@@ -90,7 +91,8 @@ typedef struct ms_replay_call {
     uint32_t backward;   /* the event that begins its backward, or MS_REPLAY_NONE: it left nothing for backward */
     uint32_t last_save;  /* the event before which autograd saved the last block in it, or MS_REPLAY_NONE */
     uint32_t first_block, last_block;
-    uint32_t first_input, input_count; /* uses that are its inputs */
+    uint32_t first_input, input_count;      /* uses that are its inputs */
+    uint32_t first_operator, last_operator; /* its operators, together with those of other threads */
     uint16_t thread;
     bool saves; /* autograd saved something in it, outside of the calls in it */
     uint64_t step;
@@ -99,6 +101,14 @@ typedef struct ms_replay_call {
     uint64_t recompute_nanoseconds; /* of the part that a checkpoint runs again: the GPU's, or else the program's */
     uint32_t stands_for; /* so many calls, by whose means the times are: see ms_replay_streams_fold. 1: itself */
 } ms_replay_call;
+
+/* An operator that ran in a forward, in the events [begin, end). Those that only return views are left out. */
+typedef struct ms_replay_operator {
+    uint32_t call; /* the innermost one */
+    uint32_t begin, end;
+    uint32_t name; /* an index of ms_replay_stream.operator_names */
+    uint64_t nanoseconds;
+} ms_replay_operator;
 
 typedef struct ms_replay_step {
     uint64_t number, time; /* when it began, in microseconds */
@@ -117,15 +127,17 @@ typedef struct ms_replay_fold {
 
 typedef struct ms_replay_stream {
     ms_replay_event *events;
-    ms_replay_block *blocks; /* in the order of their adds; those from the beginning come first */
-    ms_replay_call *calls;   /* in the order of their begins */
-    ms_replay_use *uses;     /* in their order */
-    ms_path *parents;        /* by path */
-    uint32_t *parameters;    /* blocks of parameters, ordered by owner and requested bytes */
-    ms_replay_step *steps;   /* in their order, those that are left out too */
-    ms_replay_fold *folds;   /* in their order */
+    ms_replay_block *blocks;          /* in the order of their adds; those from the beginning come first */
+    ms_replay_call *calls;            /* in the order of their begins */
+    ms_replay_use *uses;              /* in their order */
+    ms_replay_operator *operators;    /* in their order. None where the capture does not have them */
+    ms_operator_name *operator_names; /* with what an operator does beside returning tensors */
+    ms_path *parents;                 /* by path */
+    uint32_t *parameters;             /* blocks of parameters, ordered by owner and requested bytes */
+    ms_replay_step *steps;            /* in their order, those that are left out too */
+    ms_replay_fold *folds;            /* in their order */
     uint32_t event_count, block_count, call_count, use_count, parameter_count, path_count, device_count, thread_count;
-    uint32_t step_count, fold_count;
+    uint32_t step_count, fold_count, operator_count, operator_name_count;
     uint64_t reserved_first[MS_MAX_DEVICES]; /* what was reserved at the beginning */
     bool is_lower_bound;                     /* events are lost or damaged */
     bool
@@ -162,6 +174,20 @@ ms_replay_call_bytes ms_replay_call_measure(const ms_replay_stream *stream, uint
 /* The event before which a recomputation of the call stops: when autograd has saved again the last of what the call
  * keeps. MS_REPLAY_NONE: the call keeps nothing, or has not ended. */
 uint32_t ms_replay_call_recomputed_to(const ms_replay_stream *stream, uint32_t call);
+
+/* ---- operators of calls: operators.c ---- */
+typedef struct ms_replay_call_operator {
+    uint32_t index;      /* of ms_replay_stream.operators */
+    uint32_t number, of; /* which of the operator's calls in this call it is, from 1 on, and how many those are */
+    uint64_t bytes;      /* of its results: blocks that it leaves */
+    uint64_t saved;      /* of those, that the call keeps for backward */
+    bool is_changed;     /* one of its results is changed in place later, so that it cannot be kept */
+    bool is_recomputed;  /* a recomputation of the call runs it again: it does not stop before */
+} ms_replay_call_operator;
+
+/* The operators of the call and of the calls in it, in their order, for the caller to free. MS_ENOMEM. */
+int ms_replay_call_operators(const ms_replay_stream *stream, uint32_t call, uint32_t device,
+                             ms_replay_call_operator **list, uint32_t *count);
 
 /* ---- edits: edit.c ---- */
 typedef struct ms_replay_selection { /* blocks that satisfy all of it */
@@ -201,6 +227,10 @@ int ms_replay_edit_insert(ms_replay_edit *edit, uint32_t begin, uint32_t end, ui
  * backward node. A call that keeps nothing stays as it is. MS_EINVAL: there is no such call, or it lies in a call that
  * is checkpointed or offloaded already, or around one. */
 int ms_replay_edit_checkpoint(ms_replay_edit *edit, uint32_t call);
+/* The same, but results of some operators stay until the recomputation, which does not run these operators again; what
+ * backward needs of them is freed as without a checkpoint. `operators`: indices of ms_replay_stream.operators.
+ * MS_EINVAL also where one of them does not lie in the call. */
+int ms_replay_edit_checkpoint_keeping(ms_replay_edit *edit, uint32_t call, const uint32_t *operators, uint32_t count);
 /* What a call keeps for backward is freed at its end and allocated again before its first backward node; between the
  * two it is on device `to` (torch's save_on_cpu). MS_EINVAL as for checkpoint. */
 int ms_replay_edit_offload(ms_replay_edit *edit, uint32_t call, uint32_t to);

@@ -1,6 +1,9 @@
 /* replay.c - Stream: the events of a capture in memory, and what they would have needed after edits. */
 #include "capture_api/capture_api.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 typedef struct {
     PyObject_HEAD
     ms_replay_stream *stream;
@@ -72,6 +75,45 @@ static PyObject *stream_calls(PyObject *object, PyObject *argument)
         if (!msr_append(list, call_of(stream, i, device)))
             Py_CLEAR(list);
     return list;
+}
+
+/* (operator, name, number, of, bytes of results, of those kept for backward, nanoseconds, flags) */
+static PyObject *operator_of(const ms_replay_stream *stream, const ms_replay_call_operator *of)
+{
+    const ms_replay_operator *operator= & stream->operators[of->index];
+    const ms_operator_name *name = &stream->operator_names[operator->name];
+    unsigned flags = (name->flags & 7) | (of->is_changed ? 8u : 0) | (of->is_recomputed ? 16u : 0);
+    return Py_BuildValue("(INIIKKKI)", of->index,
+                         PyUnicode_DecodeUTF8(name->text, (Py_ssize_t)strlen(name->text), "replace"), of->number,
+                         of->of, (unsigned long long)of->bytes, (unsigned long long)of->saved,
+                         (unsigned long long)operator->nanoseconds, flags);
+}
+
+static PyObject *stream_operators(PyObject *object, PyObject *args)
+{
+    const ms_replay_stream *stream = ((stream_object *)object)->stream;
+    unsigned call, device;
+    ms_replay_call_operator *found;
+    uint32_t count;
+    if (!PyArg_ParseTuple(args, "II:operators", &call, &device) || !device_is_valid(device))
+        return NULL;
+    if (call >= stream->call_count)
+        return PyErr_Format(PyExc_ValueError, "%u is not a call of the stream", call);
+    int error = ms_replay_call_operators(stream, call, device, &found, &count);
+    if (error)
+        return msr_raise(error);
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < count; i++)
+        if (!msr_append(list, operator_of(stream, &found[i])))
+            Py_CLEAR(list);
+    free(found);
+    return list;
+}
+
+static PyObject *get_has_operators(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(((stream_object *)object)->stream->operator_count != 0);
 }
 
 static PyObject *get_has_gpu_times(PyObject *object, void *unused)
@@ -328,6 +370,13 @@ static PyMethodDef stream_methods[] = {
      "calls($self, device, /)\n--\n\n(path, parent, begin, end, backward, step, bytes kept for backward, other bytes "
      "that outlive it, microseconds of the program, nanoseconds of a recomputation, nanoseconds of the GPU or 0, how "
      "many calls it stands for) of each forward of a module; begin, end and backward are events of the stream."},
+    {"operators", stream_operators, METH_VARARGS,
+     "operators($self, call, device, /)\n--\n\n(number, name, which of its calls, how many calls, bytes of results, "
+     "those "
+     "kept for backward, nanoseconds, flags) of each operator in a call, without those that only return views. Flags: "
+     "1 "
+     "changes a tensor in place, 2 returns a view, 4 draws random numbers, 8 a result is changed in place, 16 a "
+     "recomputation runs it again."},
     {"fold", stream_fold, METH_VARARGS,
      "fold($self, /, *others)\n--\n\nLeave out steps that are equal in this stream, and in each of the others, whose "
      "equal steps are left out too. It is done once, before any replay."},
@@ -348,6 +397,7 @@ static PyMethodDef stream_methods[] = {
 static PyGetSetDef stream_attributes[] = {
     {"events", get_events, NULL, "How many events it has, with those that are left out.", NULL},
     {"blocks", get_blocks, NULL, "How many blocks it has.", NULL},
+    {"has_operators", get_has_operators, NULL, "Whether the capture has the operators of calls.", NULL},
     {"has_gpu_times", get_has_gpu_times, NULL, "Whether the GPU's times of calls were measured.", NULL},
     {"is_lower_bound", get_is_lower_bound, NULL, "Whether events of the capture are lost or damaged.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

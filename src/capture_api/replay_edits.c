@@ -121,9 +121,22 @@ static bool apply_insert(struct editing *of, PyObject *arguments)
 static bool apply_checkpoint(struct editing *of, PyObject *arguments)
 {
     unsigned call;
-    return PyArg_ParseTuple(arguments, "I:checkpoint", &call) &&
-           is_done(of, ms_replay_edit_checkpoint(of->edit, call),
-                   "checkpoint: there is no such call, or a call around it or in it is edited already", 1);
+    PyObject *kept = NULL;
+    if (!PyArg_ParseTuple(arguments, "I|O!:checkpoint", &call, &PyTuple_Type, &kept))
+        return false;
+    Py_ssize_t count = kept ? PyTuple_GET_SIZE(kept) : 0;
+    uint32_t *operators = PyMem_Calloc((size_t)count + 1, sizeof *operators);
+    if (!operators)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; operators && i < count; i++)
+        operators[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(kept, i));
+    bool done = !PyErr_Occurred() &&
+                is_done(of, ms_replay_edit_checkpoint_keeping(of->edit, call, operators, (uint32_t)count),
+                        "checkpoint: there is no such call or operator in it, or a call around it or in it is edited "
+                        "already",
+                        1);
+    PyMem_Free(operators);
+    return done;
 }
 
 static bool apply_offload(struct editing *of, PyObject *arguments)

@@ -5,7 +5,10 @@
  *     RECOMPUTE    before the first node that needs what the call keeps: its forward runs again
  *     DROP_INPUT   when its backward has ended: an input is freed if the program freed it before
  *     END_BLOCK    a block whose end an edit moved is freed
- *     INSERT_DROP, INSERT_ADD    an inserted block */
+ *     INSERT_DROP, INSERT_ADD    an inserted block
+ *
+ * A result that a checkpoint keeps and backward does not need lives until the recomputation has come to where forward
+ * freed it. */
 #include "replay/feed.h"
 
 #include <stdlib.h>
@@ -16,6 +19,25 @@ enum action_kind { INSERT_DROP, END_BLOCK, DROP_INPUT, FREE_KEPT, RECOMPUTE, INS
 static bool is_kept(const ms__replay_feed *feed, const ms__replay_edited_call *edited, uint32_t block)
 {
     return ms_replay_call_keeps(feed->stream, &feed->stream->calls[edited->call], &feed->stream->blocks[block]);
+}
+
+static uint8_t role_of(const ms__replay_feed *feed, uint32_t block)
+{
+    return feed->edit->blocks[block].role;
+}
+
+static bool is_only_result(const ms__replay_feed *feed, const ms__replay_edited_call *edited, uint32_t block)
+{
+    return role_of(feed, block) == MS_REPLAY_RESULT && edited->last != MS_REPLAY_NONE &&
+           ms__replay_call_is_in(feed->stream, feed->stream->blocks[block].call, edited->call) &&
+           !is_kept(feed, edited, block);
+}
+
+/* A checkpoint holds the block no more: it is freed if the program has freed it before event `at`. */
+static void let_go(ms__replay_feed *feed, uint32_t block, uint32_t at)
+{
+    if (--feed->holders[block].count == 0 && (feed->edit->blocks[block].end < at || feed->holders[block].is_over))
+        ms__replay_feed_release(feed, &feed->blocks[block]);
 }
 
 /* An offloaded block is held on device `to` until it is brought back. */
@@ -85,6 +107,11 @@ static int run_again(ms__replay_feed *feed, const ms__replay_edited_call *edited
         uint32_t block = (uint32_t)event->value;
         if (!ms__replay_call_is_in(stream, stream->blocks[block].call, edited->call))
             continue;
+        if (role_of(feed, block)) {
+            if (event->kind == MS_REPLAY_DROP && is_only_result(feed, edited, block))
+                let_go(feed, block, edited->backward);
+            continue;
+        }
         ms__replay_held workspace = {NULL, 0};
         if (ms__replay_is_workspace(&stream->blocks[block])) {
             if (!has_workspace(feed, block, edited->backward))
@@ -112,11 +139,14 @@ static int recompute(ms__replay_feed *feed, const ms__replay_edited_call *edited
         return error;
     feed->now.phase = MS_RECOMPUTE;
     for (uint32_t i = call->first_block; i < call->last_block; i++)
-        if (feed->blocks[i].bytes && is_kept(feed, edited, i))
+        if (feed->blocks[i].bytes && !role_of(feed, i) && is_kept(feed, edited, i))
             ms__replay_feed_release(feed, &feed->blocks[i]); /* its output */
     error = run_again(feed, edited);
     for (uint32_t i = 0; i < count; i++)
         ms__replay_feed_release(feed, &feed->temporary[i]);
+    for (uint32_t i = call->first_block; !error && i < call->last_block; i++)
+        if (feed->stream->blocks[i].drop > edited->last && is_only_result(feed, edited, i))
+            let_go(feed, i, edited->backward);
     feed->now = now;
     return error;
 }
@@ -139,9 +169,7 @@ int ms__replay_feed_act(ms__replay_feed *feed, const ms__replay_action *action)
             ms__replay_feed_release(feed, &feed->blocks[action->index]);
         return MS_OK;
     case DROP_INPUT:
-        if (--feed->holders[action->index].count == 0 &&
-            (edit->blocks[action->index].end < action->at || feed->holders[action->index].is_over))
-            ms__replay_feed_release(feed, &feed->blocks[action->index]);
+        let_go(feed, action->index, action->at);
         return MS_OK;
     case FREE_KEPT:
         return free_kept(feed, action->index, action->to);
@@ -177,8 +205,8 @@ static int append_free(ms__replay_feed *feed, const ms__replay_edited_call *edit
     uint32_t end = returned ? ms__replay_returned_end(feed->stream, edited, block)
                             : ms__replay_varied_end(feed->stream, edited, block, feed->edit->variant);
     ms__replay_action action = {.at = end, .kind = FREE_KEPT, .order = block, .index = block, .to = edited->to};
-    int error =
-        end == MS_REPLAY_NONE || (returned && edited->to != MS_REPLAY_NONE) ? MS_OK : append_action(feed, action);
+    bool is_never = end == MS_REPLAY_NONE || (returned && edited->to != MS_REPLAY_NONE) || role_of(feed, block);
+    int error = is_never ? MS_OK : append_action(feed, action);
     action.at = edited->to == MS_REPLAY_NONE ? ms__replay_recomputed_end(feed->stream, block) : MS_REPLAY_NONE;
     return error || action.at >= feed->stream->blocks[block].drop ? error : append_action(feed, action);
 }
@@ -199,6 +227,8 @@ static int append_call(ms__replay_feed *feed, uint32_t index)
     for (uint32_t i = call->first_block; !error && i < call->last_block; i++)
         if (is_kept(feed, edited, i))
             error = append_free(feed, edited, i);
+        else
+            feed->holders[i].count += is_only_result(feed, edited, i);
     if (edited->to == MS_REPLAY_NONE && edited->end != MS_REPLAY_NONE)
         for (uint32_t i = 0, input;
              !error && (input = ms__replay_call_input(feed->stream, edited, i)) != MS_REPLAY_NONE; i++)

@@ -48,6 +48,8 @@ static int open_call(ms__replay_loader *loader, uint32_t thread, uint32_t event,
                                                          .last_save = MS_REPLAY_NONE,
                                                          .first_block = stream->block_count,
                                                          .last_block = MS_REPLAY_NONE,
+                                                         .first_operator = stream->operator_count,
+                                                         .last_operator = MS_REPLAY_NONE,
                                                          .first_input = MS_REPLAY_NONE,
                                                          .thread = (uint16_t)thread,
                                                          .step = loader->step,
@@ -62,6 +64,7 @@ static void close_calls(ms__replay_loader *loader, const ms__replay_levels *call
         ms_replay_call *call = &loader->stream->calls[calls->at[i].since];
         call->end = event;
         call->last_block = loader->stream->block_count;
+        call->last_operator = loader->stream->operator_count;
     }
 }
 

@@ -47,7 +47,9 @@ typedef struct ms__replay_loader {
     uint32_t forward_event; /* the latest position of any thread in forward */
     ms_call_time *times;    /* in the order of their events */
     size_t time_count, next_time;
-    uint64_t decreases; /* how often reserved became less */
+    uint64_t decreases;     /* how often reserved became less */
+    ms_operators operators; /* of the capture */
+    size_t next_operator, operator_room;
 } ms__replay_loader;
 
 /* The thread's position changes with the event `event`. MS_ENOMEM. */
@@ -69,5 +71,10 @@ void ms__replay_loader_skip_times(ms__replay_loader *loader, uint64_t number);
 /* After the last event: set the times of all calls. Those that the GPU did not measure have the mean of their module's
  * calls. MS_ENOMEM. */
 int ms__replay_loader_complete_times(ms__replay_loader *loader);
+
+/* ---- operators.c ---- */
+int ms__replay_loader_open_operators(ms__replay_loader *loader, ms_reader *reader); /* MS_ENOMEM, MS_EIO */
+/* Add the operators that ended before event `number`. MS_ENOMEM. */
+int ms__replay_loader_apply_operators(ms__replay_loader *loader, uint64_t number);
 
 #endif

@@ -19,8 +19,8 @@ ms_replay_edit *ms_replay_edit_open(const ms_replay_stream *stream)
     }
     *edit = (ms_replay_edit){.stream = stream, .blocks = blocks, .marks = marks, .last_event = stream->event_count};
     for (uint32_t i = 0; i < stream->block_count; i++)
-        blocks[i] =
-            (ms__replay_changed_block){stream->blocks[i].requested, stream->blocks[i].device, stream->blocks[i].drop};
+        blocks[i] = (ms__replay_changed_block){
+            .bytes = stream->blocks[i].requested, .device = stream->blocks[i].device, .end = stream->blocks[i].drop};
     return edit;
 }
 

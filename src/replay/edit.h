@@ -8,11 +8,16 @@
 #include <stddef.h>
 #include <string.h>
 
+/* Of a block that an operator of a checkpointed call added whose results are kept: a result, or what it needed
+ * meanwhile. Neither is allocated in the recomputation. */
+enum { MS_REPLAY_RESULT = 1, MS_REPLAY_TEMPORARY };
+
 typedef struct ms__replay_changed_block {
     uint64_t bytes; /* that are requested; 0: it is never allocated */
     uint32_t device;
     uint32_t
         end; /* the event before which it is freed; MS_REPLAY_NONE: never. The block's drop unless an edit moved it */
+    uint8_t role; /* MS_REPLAY_RESULT, MS_REPLAY_TEMPORARY, or 0 */
 } ms__replay_changed_block;
 
 typedef struct ms__replay_inserted_block {

@@ -18,10 +18,15 @@ const struct ms__replay_reference ms__replay_references[MS__REPLAY_REFERENCES] =
     {MS__REPLAY_CALLS, offsetof(ms_replay_call, first_block), MS__REPLAY_BLOCKS},
     {MS__REPLAY_CALLS, offsetof(ms_replay_call, last_block), MS__REPLAY_BLOCKS},
     {MS__REPLAY_CALLS, offsetof(ms_replay_call, first_input), MS__REPLAY_USES},
+    {MS__REPLAY_CALLS, offsetof(ms_replay_call, first_operator), MS__REPLAY_OPERATORS},
+    {MS__REPLAY_CALLS, offsetof(ms_replay_call, last_operator), MS__REPLAY_OPERATORS},
     {MS__REPLAY_USES, offsetof(ms_replay_use, block), MS__REPLAY_BLOCKS},
     {MS__REPLAY_USES, offsetof(ms_replay_use, call), MS__REPLAY_CALLS},
     {MS__REPLAY_USES, offsetof(ms_replay_use, event), MS__REPLAY_EVENTS},
     {MS__REPLAY_USES, offsetof(ms_replay_use, earlier), MS__REPLAY_USES},
+    {MS__REPLAY_OPERATORS, offsetof(ms_replay_operator, call), MS__REPLAY_CALLS},
+    {MS__REPLAY_OPERATORS, offsetof(ms_replay_operator, begin), MS__REPLAY_EVENTS},
+    {MS__REPLAY_OPERATORS, offsetof(ms_replay_operator, end), MS__REPLAY_EVENTS},
 };
 
 void *ms__replay_item(const ms_replay_stream *stream, enum ms__replay_array array, uint32_t index)
@@ -33,6 +38,8 @@ void *ms__replay_item(const ms_replay_stream *stream, enum ms__replay_array arra
         return &stream->blocks[index];
     case MS__REPLAY_CALLS:
         return &stream->calls[index];
+    case MS__REPLAY_OPERATORS:
+        return &stream->operators[index];
     default:
         return &stream->uses[index];
     }
@@ -44,7 +51,8 @@ void *ms__replay_item(const ms_replay_stream *stream, enum ms__replay_array arra
 static struct ms__replay_place place_of_event(const ms_replay_stream *stream, struct ms__replay_place from,
                                               uint32_t event)
 {
-    uint32_t *block = &from.at[MS__REPLAY_BLOCKS], *call = &from.at[MS__REPLAY_CALLS], *use = &from.at[MS__REPLAY_USES];
+    uint32_t *block = &from.at[MS__REPLAY_BLOCKS], *call = &from.at[MS__REPLAY_CALLS], *use = &from.at[MS__REPLAY_USES],
+             *operator= & from.at[MS__REPLAY_OPERATORS];
     from.at[MS__REPLAY_EVENTS] = event;
     while (*block < stream->block_count &&
            (stream->blocks[*block].add == MS_REPLAY_NONE || stream->blocks[*block].add < event))
@@ -53,17 +61,19 @@ static struct ms__replay_place place_of_event(const ms_replay_stream *stream, st
         ++*call;
     while (*use < stream->use_count && stream->uses[*use].event <= event)
         ++*use;
+    while (*operator<stream->operator_count && stream->operators[*operator].end <= event)
+        ++*operator;
     return from;
 }
 
 struct ms__replay_place *ms__replay_list_steps(const ms_replay_stream *stream)
 {
-    struct ms__replay_place *steps = malloc(((size_t)stream->step_count + 1) * sizeof *steps), at = {{0, 0, 0, 0}};
+    struct ms__replay_place *steps = malloc(((size_t)stream->step_count + 1) * sizeof *steps), at = {.at = {0}};
     for (uint32_t i = 0; steps && i < stream->step_count; i++)
         steps[i] = at = place_of_event(stream, at, stream->steps[i].event);
     if (steps)
         steps[stream->step_count] = (struct ms__replay_place){
-            {stream->event_count, stream->block_count, stream->call_count, stream->use_count}};
+            {stream->event_count, stream->block_count, stream->call_count, stream->use_count, stream->operator_count}};
     return steps;
 }
 
@@ -108,6 +118,8 @@ static bool is_item_equal(const ms_replay_stream *stream, enum ms__replay_array 
         return is_block_equal(&stream->blocks[a], &stream->blocks[b]);
     case MS__REPLAY_CALLS:
         return is_call_equal(&stream->calls[a], &stream->calls[b]);
+    case MS__REPLAY_OPERATORS:
+        return stream->operators[a].name == stream->operators[b].name;
     default:
         return stream->uses[a].kind == stream->uses[b].kind;
     }

@@ -12,7 +12,14 @@ enum {
     MS__REPLAY_LEAST_RUN = MS__REPLAY_STANDING + MS__REPLAY_AFTER + 1
 };
 
-enum ms__replay_array { MS__REPLAY_EVENTS, MS__REPLAY_BLOCKS, MS__REPLAY_CALLS, MS__REPLAY_USES, MS__REPLAY_ARRAYS };
+enum ms__replay_array {
+    MS__REPLAY_EVENTS,
+    MS__REPLAY_BLOCKS,
+    MS__REPLAY_CALLS,
+    MS__REPLAY_USES,
+    MS__REPLAY_OPERATORS,
+    MS__REPLAY_ARRAYS
+};
 
 /* An index of each array, such as where a step or a part begins. */
 struct ms__replay_place {
@@ -30,7 +37,7 @@ struct ms__replay_reference {
     size_t offset;
     enum ms__replay_array to;
 };
-enum { MS__REPLAY_REFERENCES = 16 };
+enum { MS__REPLAY_REFERENCES = 21 };
 extern const struct ms__replay_reference ms__replay_references[MS__REPLAY_REFERENCES];
 
 void *ms__replay_item(const ms_replay_stream *stream, enum ms__replay_array array, uint32_t index);

@@ -17,7 +17,8 @@ struct part {
     struct ms__replay_place run;               /* where its run begins; NOWHERE: it is outside of runs */
 };
 
-static const struct ms__replay_place NOWHERE = {{MS_REPLAY_NONE, MS_REPLAY_NONE, MS_REPLAY_NONE, MS_REPLAY_NONE}};
+static const struct ms__replay_place NOWHERE = {
+    {MS_REPLAY_NONE, MS_REPLAY_NONE, MS_REPLAY_NONE, MS_REPLAY_NONE, MS_REPLAY_NONE}};
 
 struct folding {
     const ms_replay_stream *stream;
@@ -41,7 +42,7 @@ static void add_part(struct folding *of, struct ms__replay_place begin, struct m
 /* Three parts for each run, before it, its beginning and its end; and what is after the last one. */
 static bool list_parts(struct folding *of, const struct ms__replay_run *runs, uint32_t run_count)
 {
-    struct ms__replay_place at = {{0, 0, 0, 0}};
+    struct ms__replay_place at = {.at = {0}};
     of->parts = malloc((3 * (size_t)run_count + 1) * sizeof *of->parts);
     for (uint32_t i = 0; of->parts && i < run_count; i++) {
         const struct ms__replay_place *first = &of->steps[runs[i].first], *last = first + runs[i].count;
@@ -105,7 +106,7 @@ static bool move_references(struct folding *of, uint32_t part)
 static void move_items(struct folding *of, const struct part *part)
 {
     static const size_t sizes[] = {sizeof(ms_replay_event), sizeof(ms_replay_block), sizeof(ms_replay_call),
-                                   sizeof(ms_replay_use)};
+                                   sizeof(ms_replay_use), sizeof(ms_replay_operator)};
     for (enum ms__replay_array array = MS__REPLAY_EVENTS; array < MS__REPLAY_ARRAYS; array++) {
         uint32_t begin = part->begin.at[array], count = part->end.at[array] - begin;
         if (count)
@@ -117,7 +118,8 @@ static void move_items(struct folding *of, const struct part *part)
 /* Whether every block is added and dropped by the events that it names, and no reference is out of range. */
 static bool is_right(const ms_replay_stream *stream)
 {
-    const uint32_t counts[] = {stream->event_count, stream->block_count, stream->call_count, stream->use_count};
+    const uint32_t counts[] = {stream->event_count, stream->block_count, stream->call_count, stream->use_count,
+                               stream->operator_count};
     for (size_t i = 0; i < MS__REPLAY_REFERENCES; i++)
         for (uint32_t j = 0; j < counts[ms__replay_references[i].from]; j++) {
             uint32_t to = *ms__replay_reference_of(stream, &ms__replay_references[i], j);
@@ -218,15 +220,17 @@ static bool allocate(struct folding *of, uint32_t run_count)
     of->folded.block_count = count.at[MS__REPLAY_BLOCKS];
     of->folded.call_count = count.at[MS__REPLAY_CALLS];
     of->folded.use_count = count.at[MS__REPLAY_USES];
+    of->folded.operator_count = count.at[MS__REPLAY_OPERATORS];
     of->folded.events = malloc(((size_t)count.at[MS__REPLAY_EVENTS] + 1) * sizeof *stream->events);
     of->folded.blocks = malloc(((size_t)count.at[MS__REPLAY_BLOCKS] + 1) * sizeof *stream->blocks);
     of->folded.calls = malloc(((size_t)count.at[MS__REPLAY_CALLS] + 1) * sizeof *stream->calls);
     of->folded.uses = malloc(((size_t)count.at[MS__REPLAY_USES] + 1) * sizeof *stream->uses);
+    of->folded.operators = malloc(((size_t)count.at[MS__REPLAY_OPERATORS] + 1) * sizeof *stream->operators);
     of->folded.steps = malloc(((size_t)stream->step_count + 1) * sizeof *stream->steps);
     of->folded.folds = malloc(((size_t)run_count + 1) * sizeof *stream->folds);
     of->folded.parameters = NULL;
     return of->folded.events && of->folded.blocks && of->folded.calls && of->folded.uses && of->folded.steps &&
-           of->folded.folds;
+           of->folded.folds && of->folded.operators;
 }
 
 /* MS_EINVAL: the stream cannot be folded. */
@@ -258,6 +262,7 @@ static void free_folded(ms_replay_stream *folded)
     free(folded->uses);
     free(folded->steps);
     free(folded->folds);
+    free(folded->operators);
     free(folded->parameters);
 }
 

@@ -267,6 +267,8 @@ static int load_event(ms__replay_loader *loader, const ms_event *from, uint64_t 
     ms__replay_loader_apply_times(loader, from->number);
     int error = apply_notes(loader, from->number);
     if (!error)
+        error = ms__replay_loader_apply_operators(loader, from->number);
+    if (!error)
         error = index_of_thread(loader, from->thread, &thread);
     if (error)
         return error;
@@ -364,6 +366,8 @@ static int load_with_cursor(ms__replay_loader *loader, ms_reader *reader)
         error = next_note(loader);
     if (!error)
         error = ms__replay_loader_open_times(loader, reader);
+    if (!error)
+        error = ms__replay_loader_open_operators(loader, reader);
     loader->cpu = find_cpu(reader);
     if (!error)
         error = load_events(loader, cursor);
@@ -407,6 +411,7 @@ int ms_replay_stream_load(ms_reader *reader, ms_replay_stream **stream)
     }
     ms_notes_close(loader.notes);
     ms_call_times_free(reader, loader.times);
+    ms_operators_free(reader, &loader.operators);
     free(loader.threads);
     ms__map_clear(&loader.by_number);
     ms__map_clear(&loader.by_slot);
@@ -429,6 +434,8 @@ void ms_replay_stream_free(ms_replay_stream *stream)
     free(stream->parameters);
     free(stream->steps);
     free(stream->folds);
+    free(stream->operators);
+    free(stream->operator_names);
     free(stream);
 }
 

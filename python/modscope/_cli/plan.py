@@ -27,6 +27,7 @@ from modscope._fit.two_captures import join
 from modscope._fit.verdict import answer
 from modscope._plan.file import Plan
 from modscope._plan.plan import ROUGH_TIMES, Verify, make_plan, verified_figures
+from modscope._plan.problem import PlanLimits
 from modscope._predict.capture_of_script import PredictedScript
 from modscope._predict.options import records_of
 from modscope._read.load import Capture, CaptureError
@@ -60,10 +61,17 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help=file)
     other = "of a run that died: a predicted capture of the same program, from which what is missing is taken"
     parser.add_argument("other", metavar="PREDICTED", nargs="?", help=other)
-    budget = parser.add_mutually_exclusive_group(required=True)
     gpu = "a GPU by name, or its memory as 24GiB: the budget is its memory without the context"
-    budget.add_argument("--gpu", type=one_gpu, metavar="GPU", help=gpu)
-    budget.add_argument("--budget", type=_bytes, metavar="BYTES", help="what may be reserved, such as 22GiB")
+    parser.add_argument("--gpu", type=one_gpu, metavar="GPU", help=gpu)
+    budget = "what may be reserved, such as 22GiB; with --gpu, a script is predicted on that GPU"
+    parser.add_argument("--budget", type=_bytes, metavar="BYTES", help=budget)
+    parser.add_argument(
+        "--whole-modules", action="store_true", help="checkpointed modules keep no results of operators"
+    )
+    only = "checkpoint only modules whose names match, such as 'GPT.h.*'; * stands for dots too; may be repeated"
+    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help=only)
+    without = "checkpoint no modules whose names match; may be repeated"
+    parser.add_argument("--not", action="append", default=[], metavar="PATTERN", dest="without", help=without)
     add_output(parser, "write the plan to this file, for --plan and modscope.apply")
     add_page(parser, "draws plans over the run's timeline")
     add_force(parser, "a file that is written")
@@ -75,6 +83,8 @@ def add_options(parser: Parser) -> None:
 def report(arguments: Namespace, load: Load) -> Report:
     if arguments.report == "-":
         arguments.error("--report needs the name of a file")
+    if not arguments.gpu and not arguments.budget:
+        arguments.error("give --gpu, --budget or both")
     if arguments.target:
         return _of_script(arguments, load)
     check_no_ranks(arguments)
@@ -117,23 +127,25 @@ def _about_verdict(made: Report) -> list[str]:
 
 def _make(arguments: Namespace, file: str, capture: Capture, verify: Verify | None = None) -> tuple[Report, Plan]:
     device = find_device(capture, arguments.device) or capture.main_device
-    budget = may_reserve(arguments.gpu, capture) if arguments.gpu else arguments.budget
+    budget = arguments.budget or may_reserve(arguments.gpu, capture)
+    gpu = None if arguments.budget else arguments.gpu
+    limits = PlanLimits(not arguments.whole_modules, tuple(arguments.only), tuple(arguments.without))
     page_file = create(arguments.report, PAGE, arguments.force) if arguments.report else nullcontext()
     with page_file as html:
-        made, plan = make_plan(arguments.file, capture, device, budget, arguments.gpu, not arguments.greedy, verify)
-        calls = [point.pop("calls") for point in made["curve"]]
+        made, plan = make_plan(arguments.file, capture, device, budget, gpu, not arguments.greedy, verify, limits)
+        edits = [point.pop("edits") for point in made["curve"]]
         if html:
-            html.write(_page(arguments, file, capture, made, calls))
-    judged = _judged(made, capture, arguments.gpu)
+            html.write(_page(arguments, file, capture, made, edits))
+    judged = _judged(made, capture, gpu)
     return {**made, **judged, "report": arguments.report, "communicator_bytes": nccl_bytes(capture)}, plan
 
 
-def _page(arguments: Namespace, file: str, capture: Capture, made: Report, calls: list[list[int]]) -> bytes:
+def _page(arguments: Namespace, file: str, capture: Capture, made: Report, edits: list[_plan_page.Edits]) -> bytes:
     """The capture with its plans and, for a GPU, with what else would help."""
     found = answer(Job(file, made["device"], capture), arguments.gpu) if arguments.gpu else None
 
     def changes(window: Window) -> Report:
-        plans = _plan_page.changes(capture, made, calls, window)
+        plans = _plan_page.changes(capture, made, edits, window)
         return {**plans, **fit.changes(found, window)} if found else plans
 
     return page([Source(arguments.file, capture, changes)]).html.encode()
@@ -191,7 +203,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         *solver,
         *[""] * bool(solver),
         *_curve(result, screen),
-        *_hints(result, screen),
+        *_hints(result, screen, arguments),
     ]
     return out + ["", *_how_to_apply(result, arguments, screen), *notes(result, screen), *page_line]
 
@@ -314,7 +326,7 @@ def _curve(result: Report, screen: Screen) -> list[str]:
     return screen.table(("Other budgets", "", "time", "checkpoint"), rows, left=[0])
 
 
-def _hints(result: Report, screen: Screen) -> list[str]:
+def _hints(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     lines = []
     if result["times"] == "host" and result["predicted_on"]:
         lines += screen.wrap(
@@ -323,6 +335,12 @@ def _hints(result: Report, screen: Screen) -> list[str]:
         )
     elif result["times"] == "host":
         lines += screen.wrap(ROUGH_TIMES)
+    if result["checkpoint"] and not result["has_operators"] and not arguments.whole_modules:
+        lines += screen.wrap(
+            "This capture does not have the operators of the program, so modules are checkpointed as a whole. A plan "
+            "that keeps the results of some operators may cost much less time: make it from a prediction (modscope "
+            f"predict), or from the script (modscope plan {clean(script_words(result['program'] or ANY_SCRIPT))})."
+        )
     if result["steps"] < 2:
         lines += screen.wrap(
             "The capture has one step only. In later steps the state of the optimizer is there from the "

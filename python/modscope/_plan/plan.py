@@ -7,12 +7,11 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from modscope._plan.file import Plan, plan_of
+from modscope._plan.file import Plan
 from modscope._plan.highs import is_available
-from modscope._plan.problem import Choice, Problem, check_capture
+from modscope._plan.problem import Choice, PlanLimits, Problem, check_capture
 from modscope._plan.search import EMPTY, Found, Search
 from modscope._read.categories import Category
-from modscope._read.groups import describe_groups
 from modscope._read.load import Capture
 from modscope._read.ranks import world_of
 from modscope._read.step_time import step_time
@@ -67,11 +66,12 @@ def make_plan(
     gpu: Gpu | None = None,
     use_highs: bool = True,
     verify: Verify | None = None,
+    limits: PlanLimits = PlanLimits(),  # noqa: B008
 ) -> tuple[Report, Plan]:
     """What the command tells of a plan, and the plan. With ``verify`` the plan's figures are those of a prediction with
     it. CaptureError says why there is none."""
     check_capture(capture)
-    problem = Problem(capture, device)
+    problem = Problem(capture, device, limits)
     search = Search(problem, use_highs)
     ranks = ["--ranks", str(world_of(capture))] if verify is not None and world_of(capture) > 1 else []
     advice = "For what else would help:  modscope fit " + shlex.join(
@@ -94,7 +94,7 @@ def make_plan(
         **{key: {"before": before[key], "after": after[key]} for key in ("reserved", "step_ms")},
         "torch": capture.info.get("rules") or capture.info.get("torch"),
     }
-    plan = plan_of(problem.names(found.choice), facts)
+    plan = problem.plan(found.choice, facts)
     report = {
         "device": device,
         "budget": budget,
@@ -104,7 +104,9 @@ def make_plan(
         "planned": planned,
         "is_verified": verified is not None,
         "checkpoint": plan.checkpoint,
-        "groups": describe_groups(problem.names(found.choice), [candidate.name for candidate in problem.candidates]),
+        "keep": plan.keep_as_json(),
+        "has_operators": capture.stream.has_operators,
+        "groups": problem.groups(found.choice),
         "solver": found.how if found.choice else None,
         "has_solver": search.has_highs,
         "is_solver_installed": is_available(),
@@ -127,7 +129,7 @@ def _find_replayed(problem: Problem, search: Search, budget: int) -> Found | Non
     for target, most in ((budget - budget // _MARGIN, _CARE), (budget, _CERTAINTY)):
         other = careful.find(target)
         if other and problem.seconds(other.choice) - problem.seconds(found.choice) <= most * problem.step.total:
-            return other
+            return other if other.bound is not None else other._replace(bound=found.bound)
     return found
 
 
@@ -142,7 +144,7 @@ class _Verification:
 
     def attempt(self, found: Found) -> int:
         """What the choice reserves. CaptureError if it cannot be applied."""
-        figures = self._verify(plan_of(self._problem.names(found.choice)))
+        figures = self._verify(self._problem.plan(found.choice))
         if figures is None:
             raise CaptureError(
                 "The plan cannot be applied to the script: its modules are not called as modules of the model "
@@ -192,9 +194,7 @@ def _find_verified(
 def _saving_most(problem: Problem, search: Search, budget: int) -> list[Choice]:
     """Choices that may fit, as far as allocated bytes tell, those that reserve least first."""
     choices = [
-        choice
-        for choice in dict.fromkeys(search.deep_choices())
-        if choice and problem.verify(choice).allocated <= budget
+        choice for choice in dict.fromkeys(search.deep_choices) if choice and problem.verify(choice).allocated <= budget
     ]
     return sorted(choices, key=lambda choice: (problem.reserved(choice), sorted(choice)))
 
@@ -241,8 +241,9 @@ def _curve(problem: Problem, search: Search, budget: int, found: Found) -> list[
     """Plans for other budgets, from none at all to the one that reserves least."""
     highest, lowest = problem.reserved(EMPTY), problem.reserved(search.least())
     choices = {EMPTY, found.choice}
+    greedy = Search(problem, use_highs=False)
     for i in range(1, _CURVE):
-        other = Search(problem, use_highs=False).find(lowest + (highest - lowest) * (_CURVE - 1 - i) // (_CURVE - 1))
+        other = greedy.find(lowest + (highest - lowest) * (_CURVE - 1 - i) // (_CURVE - 1))
         if other:
             choices.add(other.choice)
     points = sorted(choices, key=lambda choice: (-problem.reserved(choice), problem.seconds(choice), sorted(choice)))
@@ -255,10 +256,13 @@ def _curve(problem: Problem, search: Search, budget: int, found: Found) -> list[
 
 
 def _point(problem: Problem, choice: Choice, is_plan: bool) -> Report:
-    names = problem.names(choice)
-    groups = describe_groups(names, [candidate.name for candidate in problem.candidates])
-    calls = [call for i in sorted(choice) for call in problem.candidates[i].calls]
-    return {**_figures(problem, choice), "modules": len(names), "groups": groups, "is_plan": is_plan, "calls": calls}
+    return {
+        **_figures(problem, choice),
+        "modules": len(choice),
+        "groups": problem.groups(choice),
+        "is_plan": is_plan,
+        "edits": problem.edits(choice),
+    }
 
 
 def _lasting_bytes(problem: Problem) -> dict[str, int]:

@@ -3,10 +3,14 @@ verifies a choice. Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from modscope import _capture
+from modscope._plan.file import Keep, Plan, plan_of
+from modscope._plan.keeping import NOTHING, Operator, Results, find_sets
+from modscope._read.groups import describe_groups
 from modscope._read.load import Capture, describe_unreadable
 from modscope._read.step_time import CHECKPOINT_SECONDS, ends_within_step, has_backward, step_time
 from modscope._read.text import natural_key
@@ -17,6 +21,8 @@ Choice = frozenset[int]
 
 _POINTS = 4096  # of the curve of allocated bytes
 _MOST_ROWS = 800
+_FEWER_ROWS = 240
+LARGE = 150  # candidates: with more of them fewer rows are kept, and fewer choices are searched for
 _NEARLY = 0.8
 _MOST_CANDIDATES = 600
 _VARIANTS = 12  # replays in which tensors of checkpointed modules live shorter or longer
@@ -34,7 +40,31 @@ class Candidate(NamedTuple):
     host_seconds: float
     """Of the program in a step, which runs the forward again."""
     kept: int
-    """The most that it keeps for backward in one step."""
+    """The most that it keeps for backward in one step, without a checkpoint."""
+    results: Results = NOTHING
+    """What it keeps although it is checkpointed."""
+    operators: tuple[tuple[int, ...], ...] = ()
+    """By call: those whose results it keeps."""
+
+
+class PlanLimits(NamedTuple):
+    """What a plan may choose from."""
+
+    keeps_results: bool = True
+    """Whether modules may keep results of operators."""
+    only: tuple[str, ...] = ()
+    """Patterns of names of modules, of which one must match; none: any module."""
+    without: tuple[str, ...] = ()
+    """Patterns of names of modules that stay as they are."""
+
+    def allows(self, name: str) -> bool:
+        is_asked = not self.only or any(_matches(name, pattern) for pattern in self.only)
+        return is_asked and not any(_matches(name, pattern) for pattern in self.without)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """The full name, or that below the root module."""
+    return any(fnmatch.fnmatchcase(each, pattern) for each in (name, name.partition(".")[2]))
 
 
 class Row(NamedTuple):
@@ -61,9 +91,10 @@ class Verified(NamedTuple):
 class Problem:
     """A capture, a device of it, and the modules that may be checkpointed."""
 
-    def __init__(self, capture: Capture, device: str) -> None:
+    def __init__(self, capture: Capture, device: str, limits: PlanLimits = PlanLimits()) -> None:  # noqa: B008
         self.capture = capture
         self.device = device
+        self.limits = limits
         self._calls = calls_of(capture.stream, capture.device_number(device))
         capture.check_allocator()
         self._verified: dict[Choice, Verified] = {}
@@ -86,23 +117,44 @@ class Problem:
         steps = _whole_steps(self._calls)
         self.steps = sum(steps.values())
         least = _LEAST_PART * self.verify(frozenset()).allocated
-        found = [_candidate(name, of_name, steps) for name, of_name in calls.items()]
-        found = [candidate for candidate in found if candidate.kept >= least]
-        found.sort(key=lambda candidate: (-candidate.kept, natural_key(candidate.name)))
-        return sorted(found[:_MOST_CANDIDATES], key=lambda candidate: (candidate.calls[0], candidate.name))
+        whole = [_candidate(name, of_name, steps) for name, of_name in calls.items() if self.limits.allows(name)]
+        whole = [candidate for candidate in whole if candidate.kept >= least]
+        whole.sort(key=lambda candidate: (-candidate.kept, natural_key(candidate.name)))
+        whole = sorted(whole[:_MOST_CANDIDATES], key=lambda candidate: (candidate.calls[0], candidate.name))
+        self.module_names = [candidate.name for candidate in whole]
+        if not self.limits.keeps_results or not self.capture.stream.has_operators:
+            return whole
+        sets = _Sets(self.capture, self.device, self._calls)
+        found = [each for candidate in whole for each in (candidate, *sets.of(candidate, steps, least))]
+        return found if len(found) <= _MOST_CANDIDATES else self._fewer(found)
+
+    def _fewer(self, found: list[Candidate]) -> list[Candidate]:
+        """All whole modules, and of the sets of results those of the modules that keep most."""
+        room = _MOST_CANDIDATES - len(self.module_names)
+        sets = sorted((each for each in found if each.results.at), key=lambda each: -each.kept)[:room]
+        chosen = {(each.name, each.results.at) for each in sets}
+        return [each for each in found if not each.results.at or (each.name, each.results.at) in chosen]
 
     def _find_around(self) -> list[frozenset[int]]:
-        """By candidate, those in which it lies: by its name, or because one of its calls lies in one of theirs."""
-        owner = {call: i for i, candidate in enumerate(self.candidates) for call in candidate.calls}
-        found = []
+        """By candidate, those in which it lies: by its name, or as one of its calls lies in one of theirs. With more
+        results, a module lies in the same one with fewer, which saves more."""
+        of_module: dict[str, list[int]] = {}
         for i, candidate in enumerate(self.candidates):
-            around = {j for j, other in enumerate(self.candidates) if candidate.name.startswith(f"{other.name}.")}
-            for call in candidate.calls:
-                parent = self._calls[call].parent
-                while parent is not None:
-                    around |= {owner[parent]} if parent in owner else set()
-                    parent = self._calls[parent].parent
-            found.append(frozenset(around - {i}))
+            of_module.setdefault(candidate.name, []).append(i)
+        owner = {call: candidate.name for candidate in self.candidates for call in candidate.calls}
+        found = []
+        outer: dict[str, set[int]] = {}
+        for i, candidate in enumerate(self.candidates):
+            if candidate.name not in outer:
+                names = {name for name in of_module if candidate.name.startswith(f"{name}.")}
+                for call in candidate.calls:
+                    parent = self._calls[call].parent
+                    while parent is not None:
+                        names |= {owner[parent]} if parent in owner else set()
+                        parent = self._calls[parent].parent
+                outer[candidate.name] = {j for name in names - {candidate.name} for j in of_module[name]}
+            same = {j for j in of_module[candidate.name] if j < i}
+            found.append(frozenset(outer[candidate.name] | same))
         return found
 
     def _is_recursive(self, call: Call) -> bool:
@@ -140,6 +192,29 @@ class Problem:
     def names(self, choice: Iterable[int]) -> list[str]:
         return [self.candidates[i].name for i in sorted(choice)]
 
+    def plan(self, choice: Iterable[int], facts: Mapping[str, object] | None = None) -> Plan:
+        keep: Keep = {self.candidates[i].name: self.candidates[i].results.places for i in choice}
+        return plan_of(self.names(choice), facts, keep)
+
+    def groups(self, choice: Iterable[int]) -> list[str]:
+        """ "GPT.blocks.{0-5} (6 of 8), keep scaled_dot_product_attention": a line for modules that keep the same."""
+        by_label: dict[str, list[str]] = {}
+        for i in sorted(choice):
+            by_label.setdefault(self.candidates[i].results.label, []).append(self.candidates[i].name)
+        return [
+            line + (f", keep {label}" if label else "")
+            for label, names in by_label.items()
+            for line in describe_groups(names, self.module_names)
+        ]
+
+    def edits(self, choice: Iterable[int]) -> list[tuple[object, ...]]:
+        """What a replay of the choice changes."""
+        return [
+            ("checkpoint", call, *((operators,) if operators else ()))
+            for each in (self.candidates[i] for i in sorted(choice))
+            for call, operators in zip(each.calls, each.operators or [()] * len(each.calls))
+        ]
+
     # ---- replays ----
 
     def verify(self, choice: Choice) -> Verified:
@@ -161,8 +236,7 @@ class Problem:
         return self._ranges[choice]
 
     def _replay(self, choice: Iterable[int], points: int = 0, variants: int = 0) -> _capture.Replay:
-        edits = [("checkpoint", call) for i in sorted(choice) for call in self.candidates[i].calls] if choice else []
-        return self.capture.replay(self.device, edits, points=points, folded=True, variants=variants)
+        return self.capture.replay(self.device, self.edits(choice), points=points, folded=True, variants=variants)
 
     def _measure(self) -> list[Row]:
         without = [point[3] for point in self._replay((), _POINTS)["curve"]]
@@ -181,7 +255,7 @@ def _reduce(without: Sequence[int], saved: Sequence[Sequence[int]]) -> list[Row]
             highest[column] = needed
     rows = [Row(needed, column) for column, needed in highest.items()]
     rows.sort(key=lambda row: (-row.needed, row.saved))
-    return rows[:_MOST_ROWS]
+    return rows[: _MOST_ROWS if len(saved) <= LARGE else _FEWER_ROWS]
 
 
 def _candidate(name: str, calls: list[Call], steps: dict[int, int]) -> Candidate:
@@ -195,6 +269,45 @@ def _candidate(name: str, calls: list[Call], steps: dict[int, int]) -> Candidate
         kept[call.step] = kept.get(call.step, 0) + call.kept
     numbers, all_calls = tuple(call.number for call in calls), sum(call.stands_for for call in calls)
     return Candidate(name, numbers, all_calls, microseconds / 1e6 / count, host / count, max(kept.values()))
+
+
+class _Sets:
+    """The sets of results of modules. Those of equal modules are found once."""
+
+    def __init__(self, capture: Capture, device: str, calls: Sequence[Call]) -> None:
+        self._stream, self._number, self._calls = capture.stream, capture.device_number(device), calls
+        self._known: dict[tuple[object, ...], list[Results]] = {}
+
+    def of(self, candidate: Candidate, steps: dict[int, int], least: float) -> list[Candidate]:
+        """The candidate with each set, from the fewest results on. Empty if its calls do not run the same operators."""
+        operators = [[Operator(*each) for each in self._stream.operators(i, self._number)] for i in candidate.calls]
+        names = [[each.name for each in of_call] for of_call in operators]
+        if any(other != names[0] for other in names):
+            return []
+        key = (candidate.kept, *((each.name, each.bytes, each.nanoseconds, each.flags) for each in operators[-1]))
+        if key not in self._known:
+            self._known[key] = find_sets(operators[-1], candidate.kept)
+        return [
+            self._with(candidate, results, operators, steps)
+            for results in self._known[key]
+            if candidate.kept - results.bytes >= least
+        ]
+
+    def _with(
+        self, candidate: Candidate, results: Results, operators: list[list[Operator]], steps: dict[int, int]
+    ) -> Candidate:
+        counted = [i for i, call in enumerate(candidate.calls) if self._calls[call].step in steps]
+        counted = counted or list(range(len(candidate.calls)))
+        calls = [self._calls[candidate.calls[i]] for i in counted]
+        saved = sum(
+            operators[i][at].nanoseconds * call.stands_for for i, call in zip(counted, calls) for at in results.at
+        )
+        count = sum({call.step: call.stands_for for call in calls}.values())
+        return candidate._replace(
+            seconds=max(candidate.seconds - saved / 1e9 / count, 0.0),
+            results=results,
+            operators=tuple(tuple(of_call[at].number for at in results.at) for of_call in operators),
+        )
 
 
 def _whole_steps(calls: Sequence[Call]) -> dict[int, int]:

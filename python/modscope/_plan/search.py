@@ -7,14 +7,20 @@ as well. Every choice that is returned was replayed. The same problem always giv
 
 from __future__ import annotations
 
+import bisect
+import functools
 from typing import NamedTuple
 
 from modscope._capture import Cover
 from modscope._plan import highs as _plan_highs
-from modscope._plan.problem import Choice, Problem
+from modscope._plan.problem import LARGE, Choice, Problem
+from modscope._read.groups import merge_numbers
 
 _TRIES = 16
 _SOLUTIONS = 5
+_LINES = 3  # of a choice, from which on a simpler one is searched for
+_SIMPLER = 5e-3  # of a step: what a simpler choice may cost more
+_NEARLY = 1e-3  # of a step: by so little a better choice is not searched for
 _LEAST_STEP = 1 << 20  # bytes by which a target is lowered
 _CALL_SECONDS = 2e-5
 """What the search adds to the time of a call, so that one module is preferred to many small ones that save as much."""
@@ -37,6 +43,7 @@ class Search:
         self._problem = problem
         self._is_careful = is_careful
         self.has_highs = use_highs and _plan_highs.is_available()
+        self._solutions = _SOLUTIONS if len(problem.candidates) <= LARGE else 0 if is_careful else 1
         # Among equal modules those that run first are best: their recomputation comes last, when little memory is left.
         count = max(len(problem.candidates), 1)
         self._costs = [
@@ -51,12 +58,42 @@ class Search:
         if self._problem.reserved(EMPTY) <= budget:
             return Found(EMPTY, "greedy", 0.0)
         found = self._greedy(budget)
-        if not self.has_highs or not self._costs:
-            return Found(found, "greedy", None) if found is not None else None
+        if not self.has_highs or not self._costs or not self._solutions:
+            return self._simpler(Found(found, "greedy", None), budget) if found is not None else None
         better, bound = self._optimum(budget, found)
         if better is not None and (found is None or self._seconds(better) < self._seconds(found)):
-            return Found(better, "highs", bound)
-        return Found(found, "greedy", bound) if found is not None else None
+            return self._simpler(Found(better, "highs", bound), budget)
+        return self._simpler(Found(found, "greedy", bound), budget) if found is not None else None
+
+    def _simpler(self, found: Found, budget: int) -> Found:
+        """The choice, or one that is said in a line and makes a step hardly longer: the first modules of a group, which
+        keep the same results."""
+        if len(self._problem.groups(found.choice)) <= _LINES:
+            return found
+        most = self._seconds(found.choice) + _SIMPLER * self._problem.step.total
+        choices = [choice for members in self._siblings if (choice := self._fewest(members, budget, most))]
+        best = min(choices, key=self._seconds, default=None)
+        return found if best is None else Found(best, "greedy", found.bound)
+
+    @functools.cached_property
+    def _siblings(self) -> list[list[int]]:
+        """Candidates that keep the same results, of modules whose names differ only in numbers."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for i, each in enumerate(self._problem.candidates):
+            groups.setdefault((merge_numbers(each.name), each.results.places), []).append(i)
+        return [members for members in groups.values() if len(members) > 1]
+
+    def _fewest(self, members: list[int], budget: int, most: float) -> Choice | None:
+        """The fewest first of them that fit, if a step takes no longer with them than ``most``."""
+
+        def fits(count: int) -> bool:
+            return self._needed(frozenset(members[:count]), budget) <= budget
+
+        if not fits(len(members)):
+            return None
+        count = 1 + bisect.bisect_left(range(1, len(members)), True, key=fits)
+        choice = frozenset(members[:count])
+        return choice if self._seconds(choice) <= most and fits(count) else None
 
     def _needed(self, choice: Choice, budget: int) -> int:
         """What has to fit the budget."""
@@ -87,7 +124,7 @@ class Search:
 
     def _cheapest(self, found: Choice | None, budget: int) -> Choice | None:
         """What was found, or what is left of a choice that saves much and costs less even as a whole."""
-        for choice in self.deep_choices():
+        for choice in self.deep_choices:
             is_cheaper = found is None or self._cost(choice) < self._cost(found)
             if is_cheaper and self._needed(choice, budget) <= budget:
                 found = self._prune(choice, budget)
@@ -110,19 +147,22 @@ class Search:
     def least(self) -> Choice:
         """The choice that reserves least, as far as is known."""
         best, best_reserved = EMPTY, self._problem.reserved(EMPTY)
-        for choice in self.deep_choices():
+        for choice in self.deep_choices:
             reserved = self._problem.reserved(choice)
             if reserved < best_reserved:
                 best, best_reserved = choice, reserved
         return best
 
+    @functools.cached_property
     def deep_choices(self) -> list[Choice]:
         """Choices that save much: all candidates of one depth of the names, and those that meet the lowest targets."""
         found: list[Choice] = []
-        names = [candidate.name for candidate in self._problem.candidates]
-        for depth in sorted({name.count(".") for name in names}):
-            found.append(self._independent([i for i, name in enumerate(names) if name.count(".") == depth]))
-            found.append(self._independent([i for i, name in enumerate(names) if name.count(".") <= depth][::-1]))
+        whole = [(i, each.name) for i, each in enumerate(self._problem.candidates) if not each.results.at]
+        for depth in sorted({name.count(".") for _, name in whole}):
+            found.append(self._independent([i for i, name in whole if name.count(".") == depth]))
+            found.append(self._independent([i for i, name in whole if name.count(".") <= depth][::-1]))
+        for depth in sorted({name.count(".") for _, name in whole}):
+            found += [self._independent(each) for each in self._alike(depth)]
         low, high = 0, max((row.needed for row in self._problem.rows), default=0)
         for _ in range(12):  # the lowest target that can be met
             target = (low + high) // 2
@@ -132,6 +172,15 @@ class Search:
             else:
                 high = target
                 found.append(choice)
+        return found
+
+    def _alike(self, depth: int) -> list[list[int]]:
+        """For each set of results: all modules of this depth that can keep it, and the others of it as a whole."""
+        of_depth = [(i, each) for i, each in enumerate(self._problem.candidates) if each.name.count(".") == depth]
+        found = []
+        for places in dict.fromkeys(each.results.places for _, each in of_depth if each.results.at):
+            alike = [i for i, each in of_depth if each.results.places == places]
+            found.append([*alike, *(i for i, each in of_depth if not each.results.at)])
         return found
 
     def _independent(self, candidates: list[int]) -> Choice:
@@ -150,10 +199,12 @@ class Search:
         first = _plan_highs.solve(self._costs, rows, chains, budget)
         if first is None:
             return None, None
+        if found is not None and self._is_nearly(found, first):
+            return None, self._bound(first)
         best: Choice | None = None
         low, high = 0, budget + 1  # a target that is met, if there is a best choice, and one that was not
         target = budget if found is None else min(budget, budget - self._excess(found))
-        for _ in range(_SOLUTIONS):
+        for _ in range(self._solutions):
             solution = first if target >= budget else _plan_highs.solve(self._costs, rows, chains, target)
             excess = 0 if solution is None else self._needed(solution.choice, budget) - budget
             if solution is not None and excess <= 0:
@@ -163,9 +214,13 @@ class Search:
                 high = target
             lower = target - max(excess, _LEAST_STEP) if solution is not None else 0
             target = (low + high) // 2 if best is not None else lower
-            if target <= 0 or high - low < _LEAST_STEP:
+            if target <= 0 or high - low < _LEAST_STEP or (best is not None and self._is_nearly(best, first)):
                 break
         return best, self._bound(first)
+
+    def _is_nearly(self, choice: Choice, solution: _plan_highs.Solution) -> bool:
+        """Whether no choice makes a step much shorter than this one."""
+        return self._cost(choice) - solution.bound <= _NEARLY * self._problem.step.total
 
     def _excess(self, choice: Choice) -> int:
         """How much more is reserved than the sums of savings say."""

@@ -389,6 +389,19 @@ MS__HOT static const struct ms__block *lock_block_to_note(ms_ledger *ledger, uin
     return block;
 }
 
+void ms_operator_note(ms_ledger *ledger, const ms_thread *thread, const ms_operator *ran, uint64_t before,
+                      uint64_t nanoseconds, uint64_t address)
+{
+    int error;
+    if (!ms__captured(ledger) || !thread)
+        return;
+    ms__lock(&ledger->lock);
+    const struct ms__block *block = address ? find_attached_block(ledger, address, &error) : NULL;
+    ms__capture_note_operator(ledger, thread, ran, before, nanoseconds,
+                              block ? (uint64_t)number_of(ledger, block) + 1 : 0);
+    ms__unlock(&ledger->lock);
+}
+
 MS__HOT int ms_block_note_saved(ms_ledger *ledger, uint64_t address, uint64_t requested)
 {
     int error;

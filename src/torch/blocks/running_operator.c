@@ -5,6 +5,7 @@
 #include "torch/process/process.h"
 #include "torch/virtual/virtual.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 MST_THREAD_LOCAL const char *mst_running_operator;
@@ -43,6 +44,70 @@ const char *mst_operator_name(PyObject *operator)
     return name;
 }
 
+/* ---- operators in forwards of modules, for captures ---- */
+
+/* What an operator does beside returning new tensors: a function of its full name; NULL: no operators are noted. */
+static PyObject *flags_of_name;
+/* A dict: "aten::add.Tensor" -> a capsule with an ms_operator, which is never freed. */
+static PyObject *noted_operators;
+
+static PyObject *new_noted(PyObject *full)
+{
+    PyObject *flags = PyObject_CallOneArg(flags_of_name, full), *capsule = NULL;
+    unsigned long bits = flags ? PyLong_AsUnsignedLong(flags) : 0;
+    const char *text = PyErr_Occurred() ? NULL : PyUnicode_AsUTF8(full);
+    char *name = text ? strdup(text) : NULL;
+    ms_operator *noted = name ? malloc(sizeof *noted) : NULL;
+    if (noted) {
+        *noted = (ms_operator){name, (uint32_t)bits};
+        capsule = PyCapsule_New(noted, NULL, NULL);
+    }
+    if (!capsule || PyDict_SetItem(noted_operators, full, capsule) != 0) {
+        free(noted);
+        free(name);
+        Py_CLEAR(capsule);
+    }
+    Py_XDECREF(flags);
+    return capsule;
+}
+
+/* The operator with this full name; NULL: it is not noted. */
+static const ms_operator *noted_operator(PyObject *full)
+{
+    if (!noted_operators)
+        noted_operators = PyDict_New();
+    PyObject *known = noted_operators ? PyDict_GetItemWithError(noted_operators, full) : NULL;
+    if (!known && noted_operators && !PyErr_Occurred() && (known = new_noted(full)))
+        Py_DECREF(known); /* the dict has it */
+    const ms_operator *noted = known ? PyCapsule_GetPointer(known, NULL) : NULL;
+    mst_clear_error();
+    return noted;
+}
+
+/* Whether the thread runs a forward of a module that is captured. */
+static bool notes_operators(const ms_thread *thread)
+{
+    return flags_of_name && mst.ledger && ms_ledger_is_captured(mst.ledger) && thread &&
+           ms_thread_phase(thread) == MS_FORWARD && ms_thread_path(thread) != MS_GLOBAL;
+}
+
+static uint64_t address_of(PyObject *tensor)
+{
+    struct mst_storage storage;
+    return PyObject_TypeCheck(tensor, mst.torch.tensor) && mst_layout_is_known() &&
+                   mst_read_storage(mst_impl_of(tensor), &storage)
+               ? storage.data
+               : 0;
+}
+
+static PyObject *note_operators(PyObject *self, PyObject *function)
+{
+    (void)self;
+    Py_XDECREF(flags_of_name);
+    flags_of_name = function == Py_None ? NULL : Py_NewRef(function);
+    Py_RETURN_NONE;
+}
+
 /* ---- kernels of the virtual device ---- */
 
 struct kernel {
@@ -51,6 +116,7 @@ struct kernel {
     PyObject *function;
     PyObject *check;   /* called with the same arguments first, where one of them is a tensor of the CPU; or NULL */
     const char *name;  /* NULL: the kernel is for any operator, which is its first argument */
+    PyObject *full;    /* the name with the overload, or NULL */
     bool is_composite; /* it is made of other operators, which have names of their own */
 };
 
@@ -146,6 +212,35 @@ static int device_of_call(PyObject *const *args, Py_ssize_t count, PyObject *key
     return found;
 }
 
+static const ms_operator *operator_of_call(const struct kernel *kernel, PyObject *const *args, size_t count)
+{
+    PyObject *full = kernel->full || !PyVectorcall_NARGS(count) ? Py_XNewRef(kernel->full)
+                                                                : PyObject_CallMethodNoArgs(args[0], mst.interned.name);
+    const ms_operator *noted = full && PyUnicode_Check(full) ? noted_operator(full) : NULL;
+    Py_XDECREF(full);
+    mst_clear_error();
+    return noted;
+}
+
+/* Call the kernel's function, and note the operator for captures. */
+static PyObject *run_and_note(const struct kernel *kernel, PyObject *const *args, size_t count, PyObject *keywords)
+{
+    const ms_thread *thread = mst_this_thread;
+    const ms_operator *noted =
+        !kernel->is_composite && notes_operators(thread) ? operator_of_call(kernel, args, count) : NULL;
+    if (!noted)
+        return PyObject_Vectorcall(kernel->function, args, count, keywords);
+    uint64_t before = ms_captured_events(mst.ledger);
+    double busy = mst_virtual_clock_busy();
+    PyObject *result = PyObject_Vectorcall(kernel->function, args, count, keywords);
+    bool is_view = (noted->flags & (MS_OPERATOR_VIEW | MS_OPERATOR_IN_PLACE)) == MS_OPERATOR_VIEW;
+    Py_ssize_t changed = kernel->name ? 0 : 1; /* the first argument of the operator */
+    if (result && !is_view && notes_operators(thread))
+        ms_operator_note(mst.ledger, thread, noted, before, (uint64_t)(mst_virtual_clock_busy() - busy),
+                         PyVectorcall_NARGS(count) > changed ? address_of(args[changed]) : 0);
+    return result;
+}
+
 /* An operator that runs inside another one's kernel is a part of it, and not checked. */
 static PyObject *run_kernel(const struct kernel *kernel, PyObject *const *args, size_t count, PyObject *keywords)
 {
@@ -155,7 +250,7 @@ static PyObject *run_kernel(const struct kernel *kernel, PyObject *const *args, 
         return NULL;
     if (!kernel->is_composite)
         mst_running_operator = kernel->name || !PyVectorcall_NARGS(count) ? kernel->name : mst_operator_name(args[0]);
-    PyObject *result = PyObject_Vectorcall(kernel->function, args, count, keywords);
+    PyObject *result = run_and_note(kernel, args, count, keywords);
     mst_running_operator = NULL;
     return result;
 }
@@ -176,6 +271,7 @@ static void kernel_dealloc(struct kernel *self)
     PyObject_GC_UnTrack(self);
     Py_CLEAR(self->function);
     Py_CLEAR(self->check);
+    Py_CLEAR(self->full);
     PyObject_GC_Del(self);
 }
 
@@ -213,6 +309,7 @@ static PyObject *operator_kernel(PyObject *self, PyObject *args)
     kernel->function = Py_NewRef(function);
     kernel->check = check == Py_None ? NULL : Py_NewRef(check);
     kernel->name = text;
+    kernel->full = text ? Py_NewRef(name) : NULL;
     kernel->is_composite = is_composite;
     PyObject_GC_Track(kernel);
     return (PyObject *)kernel;
@@ -229,5 +326,9 @@ PyMethodDef mst_running_operator_methods[] = {
      "the device of the operator is the current one. Blocks that it makes know the operator's name; without one, the\n"
      "operator is the first argument. A composite operator's blocks are those of the operators of which it is made.\n"
      "`check` is called with the same arguments first, where one of them is a tensor of the CPU."},
+    {"note_operators", note_operators, METH_O,
+     "note_operators(flags): captures have the operators that run in forwards of modules. `flags` is called with the\n"
+     "full name of each and returns what it does: 1 it changes a tensor in place, 2 it returns a view, 4 it draws\n"
+     "random numbers. None: captures have none."},
     {NULL, NULL, 0, NULL},
 };

@@ -6,6 +6,7 @@
  *
  * A capture shows the moment at which everything that was launched so far has ended. */
 #include "torch/api/api.h"
+#include "torch/virtual/virtual.h"
 
 #include <modscope_capture.h>
 
@@ -13,7 +14,7 @@
 #include <pthread.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static double host, device;           /* nanoseconds; guarded by `lock`; they never decrease */
+static double host, device, busy;     /* nanoseconds; guarded by `lock`; they never decrease */
 static _Atomic uint64_t ended_so_far; /* the later one of both, for captures */
 
 /* The caller holds the lock. */
@@ -51,9 +52,18 @@ static PyObject *virtual_clock_run(PyObject *self, PyObject *const *args, Py_ssi
     host += launch;
     if (run > 0)
         device = (device > host ? device : host) + run;
+    busy += run;
     publish();
     pthread_mutex_unlock(&lock);
     Py_RETURN_NONE;
+}
+
+double mst_virtual_clock_busy(void)
+{
+    pthread_mutex_lock(&lock);
+    double nanoseconds = busy;
+    pthread_mutex_unlock(&lock);
+    return nanoseconds;
 }
 
 static PyObject *virtual_clock_wait(PyObject *self, PyObject *unused)

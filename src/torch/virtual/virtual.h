@@ -38,6 +38,11 @@ struct mst_two_words {
     uint64_t first, second;
 };
 
+/* ---- clock.c ---- */
+
+/* Nanoseconds that operators took of the device so far. */
+double mst_virtual_clock_busy(void);
+
 /* ---- memory.c ---- */
 
 enum { MST_MOST_VIRTUAL = 128 /* torch has 8 bits for the index of a device */ };

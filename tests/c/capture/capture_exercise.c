@@ -184,6 +184,17 @@ static void look_at_pack(ms_reader *reader, uint64_t random)
     ms_pack_free(reader, &raw);
 }
 
+static void look_at_operators(ms_reader *reader)
+{
+    ms_operators found;
+    if (!done(ms_operators_read(reader, &found)))
+        return;
+    for (size_t i = 0; i < found.count; i++)
+        check(found.runs[i].name < found.name_count && found.runs[i].begin <= found.runs[i].end,
+              "an operator has a name, and ends after it began");
+    ms_operators_free(reader, &found);
+}
+
 static void look_at_collectives(ms_reader *reader)
 {
     ms_collectives found;
@@ -217,6 +228,7 @@ static void everything(ms_reader *reader, uint64_t random)
     survey(reader);
     look_at_pack(reader, random);
     look_at_collectives(reader);
+    look_at_operators(reader);
 }
 
 const char *capture_exercise(int fd, uint64_t seed, struct heap *heap)

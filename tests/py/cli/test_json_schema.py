@@ -50,6 +50,13 @@ SHARDED = """
         model(torch.ones(64, 256, device="cuda")).sum().backward()
         optimizer.step()
 """
+PARTS = """
+    import torch
+    from torch.nn import GELU, Linear, Sequential, Tanh
+    model = Sequential(*(Sequential(Linear(512, 512), GELU(), Linear(512, 512), Tanh()) for _ in range(4))).cuda()
+    for i in range(2):
+        model(torch.ones(32768, 512, device="cuda")).sum().backward()
+"""
 FORKS = """
     import os, torch
     kept = torch.ones(1000)
@@ -200,7 +207,7 @@ def run(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception")
 def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, monkeypatch):
-    for name, text in (("train.py", EITHER), ("sharded.py", SHARDED), ("forks.py", FORKS)):
+    for name, text in (("train.py", EITHER), ("sharded.py", SHARDED), ("parts.py", PARTS), ("forks.py", FORKS)):
         (tmp_path / name).write_text(textwrap.dedent(text))
     for name in ("train", "oom", "lossy"):
         (tmp_path / f"{name}.msc").write_bytes(CAPTURES[name]())
@@ -230,6 +237,7 @@ def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, m
         "batch small.msc large.msc --batches 128,256 --gpu t4",
         f"plan large.msc --budget {budget}",
         "plan gpu.msc --gpu t4",
+        "plan parts.py --greedy --only ? --budget 950MiB",
     ):
         run(line)
     run("run --follow-fork forks.py", apart=True)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modscope._fit.edited_timeline import POINTS, Point, Window, describe_difference, lines_of, moments_of
+from modscope._fit.edited_timeline import POINTS, Window, describe_difference, lines_of, moments_of
 from modscope._plan.plan import ROUGH_TIMES
 from modscope._read.load import Capture
 from modscope._read.summary import Report
 from modscope._read.text import at_least, clean, counted, describe_moment, gpu_label, milliseconds, more_time, size
 
+Edits = Sequence[tuple[object, ...]]
 _COLUMNS = 160  # A sentence that names a module is not longer.
 
 
-def changes(capture: Capture, made: Report, calls: Sequence[Sequence[int]], window: Window) -> Report:
-    """What the page says about plans. ``made``: what make_plan tells; ``calls``: those that are checkpointed, by point
-    of its curve."""
+def changes(capture: Capture, made: Report, edits: Sequence[Edits], window: Window) -> Report:
+    """What the page says about plans. ``made``: what make_plan tells; ``edits``: what a replay changes, by point of its
+    curve."""
     device = made["device"]
-    curves = [_curve(capture, device, each, window) for each in calls]
+    curves = [capture.replay(device, each, points=POINTS, window=window)["curve"] for each in edits]
     return {
         "plan": {
             "device": capture.device_number(device),
@@ -29,11 +30,6 @@ def changes(capture: Capture, made: Report, calls: Sequence[Sequence[int]], wind
             "points": [{**_point(made, point), **lines_of(curve)} for point, curve in zip(made["curve"], curves)],
         }
     }
-
-
-def _curve(capture: Capture, device: str, calls: Sequence[int], window: Window) -> list[Point]:
-    edits = [("checkpoint", call) for call in calls]
-    return capture.replay(device, edits, points=POINTS, window=window)["curve"]
 
 
 def _point(made: Report, point: Report) -> Report:

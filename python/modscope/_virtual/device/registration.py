@@ -94,6 +94,20 @@ def _resolved_at_call(name: str) -> Callable[..., Any]:
     return run
 
 
+def _flags_of(name: str) -> int:
+    """What the operator ``namespace::name.overload`` does beside returning new tensors, for captures: 1 it changes one
+    in place, 2 it returns a view, 4 it draws random numbers. Attention does so only with dropout."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    schema = op._schema
+    is_view = any(result.alias_info is not None for result in schema.returns)
+    is_random = torch.Tag.nondeterministic_seeded in op.tags
+    has_dropout = any(argument.name == "dropout_p" for argument in schema.arguments)
+    is_mutable = bool(schema.is_mutable)
+    return 1 * is_mutable | 2 * (is_view and not is_mutable) | 4 * (is_random and not has_dropout)
+
+
 def _checked(kernel: Callable[..., Any], name: str) -> Any:
     """A kernel of the operator ``namespace::name.overload`` that refuses the devices that torch's own refuses."""
 
@@ -139,8 +153,10 @@ def kernels_registered() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says once that a kernel is replaced
             _register(libraries)
+        _native.note_operators(_flags_of)
         yield
     finally:
+        _native.note_operators(None)
         for library in libraries.values():
             library.reset()
 

@@ -58,6 +58,8 @@ struct ms_reader {
     size_t note_count, note_room;
     struct ms__chunk *times; /* chunks of times of calls */
     size_t time_count, time_room;
+    struct ms__chunk *operators; /* chunks of operators */
+    size_t operator_count, operator_room;
     struct ms__chunk *collectives; /* chunks of collectives */
     size_t collective_count, collective_room;
     struct ms__later_claims *kinds; /* see noted_kinds.c; NULL: not loaded, or the file has none */
@@ -146,6 +148,11 @@ int ms__notes_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_
 
 /* Add a chunk of times to the list. MS_ENOMEM. */
 int ms__times_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head);
+
+/* ---- operators.c ---- */
+
+/* Add a chunk of operators to the list. MS_ENOMEM. */
+int ms__operators_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head);
 
 /* ---- collectives.c ---- */
 

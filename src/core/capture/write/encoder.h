@@ -20,6 +20,10 @@ void ms__capture_drop(ms_ledger *ledger, uint32_t number);
 void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t category, ms_path path, bool from_now_on);
 /* Something is known about block `number` that no event says: see ms_note. */
 void ms__capture_note(ms_ledger *ledger, ms_note_kind kind, uint32_t number, uint64_t value);
+/* The operator has ended, which began when the first capture had `before` events. `slot`: one more than that of the
+ * block that it changes in place; 0: none, or it is not known. */
+void ms__capture_note_operator(ms_ledger *ledger, const ms_thread *thread, const ms_operator *ran, uint64_t before,
+                               uint64_t nanoseconds, uint64_t slot);
 /* Block `number` has a kind, since its since_event. */
 void ms__capture_note_kind(ms_ledger *ledger, uint32_t number);
 /* The block was requested with so many bytes, on this stream. */

@@ -16,6 +16,7 @@ void ms__capture_close_page(ms_capture *capture)
     capture->at = capture->limit = NULL;
     ms__capture_close_notes(capture);
     ms__capture_close_times(capture);
+    ms__capture_close_operators(capture);
     ms__capture_close_collectives(capture);
     ms__capture_close_stacks(capture);
     if (!page)

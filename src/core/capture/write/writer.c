@@ -21,6 +21,7 @@ static void discard_after_failed_write(ms_capture *capture, uint64_t events)
     capture->at = capture->limit = NULL;
     ms__capture_close_notes(capture);
     ms__capture_close_times(capture);
+    ms__capture_close_operators(capture);
     ms__capture_close_collectives(capture);
     ms__capture_close_stacks(capture);
     events += page ? capture->event - page->head.event : 0;

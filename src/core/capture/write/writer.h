@@ -103,6 +103,12 @@ struct ms_capture {
     struct ms__page *times;             /* the page that times of calls go to, or NULL */
     struct ms__timed_call *timed_calls; /* NULL until a call is timed */
 
+    uint8_t *operator_at, *operator_limit; /* where the next operator goes */
+    uint64_t operator_event;               /* after the operator before */
+    struct ms__page *operators;            /* the page that operators go to, or NULL */
+    uint32_t operator_names;               /* names that are in this page */
+    const char *names_of_operators[MS__OPERATOR_NAMES];
+
     uint8_t *collective_at, *collective_limit; /* where the next collective goes */
     struct ms__collective_before before;       /* the collective before it, to which it is relative */
     struct ms__page *collectives;              /* the page that collectives go to, or NULL */
@@ -240,6 +246,10 @@ void ms__capture_key_frame_stacks(ms_capture *capture);
 /* Queue the page of times, if there is one. */
 void ms__capture_close_times(ms_capture *capture);
 
+/* ---- operators.c; with ledger->lock held ---- */
+
+/* Queue the page of operators, if there is one. */
+void ms__capture_close_operators(ms_capture *capture);
 /* ---- collectives.c; with ledger->lock held ---- */
 
 /* Queue the page of collectives, if there is one. */
