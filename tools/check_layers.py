@@ -12,6 +12,7 @@ functions count, but for those of HANDED_ON.
     src/interpose    ELF; no Python, nothing of src/torch, of the core only include/
     src/core         libc and POSIX headers and include/
     src/base         libc headers
+    src/no_driver    nothing; a library of its own, whose names are the driver's
     include          libc headers
 
 All but src/torch and src/interpose call only the functions of PORTABLE, which Linux and macOS have. src/core/system.c
@@ -52,6 +53,7 @@ LAYERS = {
     # parent.
     "include": ({"include"}, False),
     "src/base": ({"src/base"}, False),
+    "src/no_driver": (set(), False),
     PACK: ({"include", CORE, CAPTURE, READ, PACK}, False),
     READ: ({"include", CORE, CAPTURE, READ}, False),
     WRITE: ({"include", CORE, CAPTURE, WATCH, LEDGER, WRITE}, False),
@@ -211,7 +213,9 @@ def symbol_faults(root):
     home, uses = {}, []  # symbol -> the core's folder that defines it; (source, its layer, a symbol it uses)
     with tempfile.TemporaryDirectory() as folder:
         sources = sorted(
-            path for path in (root / "src").rglob("*.c") if layer_of(path, root) not in (None, "src/torch")
+            path
+            for path in (root / "src").rglob("*.c")
+            if layer_of(path, root) not in (None, "src/torch", "src/no_driver")
         )
         for source, item, complaint in compile_layer(sources, root, folder, cc):
             name, layer = source.relative_to(root), layer_of(source, root)

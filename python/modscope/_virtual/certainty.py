@@ -44,12 +44,14 @@ __all__ = [
 
 FITS, NOT, OPEN = "fits", "does not fit", "too close to tell"
 
-DOUBTS = ("convolution", "recurrent", "batch_norm", "similar_convolution", "without_rule", "selected")
+DOUBTS = (
+    "convolution", "recurrent", "batch_norm", "similar_convolution", "without_rule", "selected", "planned_convolution"
+)  # fmt: skip
 """The kinds of sizes that are not sure, by their numbers in C (src/torch/virtual/virtual.h). A convolution that was not
-measured itself, but similar ones were, is a similar one."""
+measured itself, but similar ones were, is a similar one; that of a planned one is what cuDNN answered for the GPU."""
 _MEASURED = ("convolution", "recurrent", "batch_norm")
 """Kinds that are sure on GPUs of the generation on which they were measured."""
-_OF_CUDNN = (*_MEASURED, "similar_convolution")
+_OF_CUDNN = (*_MEASURED, "similar_convolution", "planned_convolution")
 _MEASURED_ON = 9
 _WORDS = {"convolution": "convolutions", "recurrent": "recurrent layers", "batch_norm": "batch norms"}
 
@@ -166,12 +168,18 @@ def judge(
 
 def _why(sure: Certainty) -> str:
     reasons = []
+    is_planned = "planned_convolution" in sure.doubts
     kinds = {"convolution" if kind == "similar_convolution" else kind for kind in sure.doubts if kind in _OF_CUDNN}
+    kinds -= {"planned_convolution"}
     if kinds and is_measured(sure.gpu):
         reasons.append("the workspaces of some convolutions follow from similar ones that were measured")
     elif kinds:
         measured = [word for kind, word in _WORDS.items() if kind in kinds]
         reasons.append(f"the workspaces of {_listed(measured)} were measured on an H200 only")
+    if is_planned and is_measured(sure.gpu):
+        reasons.append("without a GPU cuDNN does not tell all of the workspaces of some convolutions")
+    elif is_planned:
+        reasons.append("what cuDNN plans for convolutions was compared with an H200 only")
     if sure.doubts.get("without_rule"):
         reasons.append("operators have no rule for their workspace")
     if sure.doubts.get("selected"):

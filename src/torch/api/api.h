@@ -81,6 +81,7 @@ extern PyMethodDef mst_virtual_clock_methods[];
 extern PyMethodDef mst_virtual_device_methods[];
 extern PyMethodDef mst_virtual_answers_methods[];
 extern PyMethodDef mst_virtual_stats_methods[];
+extern PyMethodDef mst_plans_methods[];
 extern PyMethodDef mst_virtual_log_methods[];
 extern PyMethodDef mst_virtual_tensors_methods[];
 

@@ -201,6 +201,12 @@ static inline ms_thread *mst_thread_here(void)
     return LIKELY(mst_this_thread != NULL) ? mst_this_thread : mst_thread_open();
 }
 
+/* ---- run_in_fork.c ---- */
+/* Runs C code in a process of its own, which is no child of this one, has no files of it and writes nothing: `run` gets
+ * one end of a socket for packets, and the other is returned; -1 with errno set. The process ends when `run` returns,
+ * as it should when the socket is closed. */
+int mst_fork_apart(void (*run)(int end, const void *argument), const void *argument);
+
 /* ---- run_python.c: run Python code from C without disturbing the program ---- */
 /* The functions of the Python package that C calls: a module and a function. */
 #define MST_PY_PREPARE "modscope._torch.interception", "prepare"                         /* () -> whether it is done */

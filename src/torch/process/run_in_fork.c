@@ -1,10 +1,11 @@
 /* run_in_fork.c - run a Python function in a forked process, which ends then, so that nothing that it starts stays in
- * this one.
+ * this one; and C code in one that stays and answers, until this one ends.
  *
  * The program must not notice it. Python's own fork functions are not called, and so none that the program registered
  * with os.register_at_fork. For that this must be the only thread that uses Python. */
 #define _GNU_SOURCE
 #include "torch/api/api.h"
+#include "torch/process/process.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,11 +15,12 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { ANSWER_BYTES = 4096 };
+enum { ANSWER_BYTES = 4096, MOST_FILES = 65536 };
 
 /* ---- the forked process ---- */
 
@@ -31,7 +33,6 @@ static void make_invisible(void)
         dup2(nowhere, STDERR_FILENO);
     }
     setrlimit(RLIMIT_CORE, &(struct rlimit){0});
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
     setenv("HIP_VISIBLE_DEVICES", "", 1);
 }
@@ -41,11 +42,33 @@ static _Noreturn void answer_and_exit(PyObject *function, int end)
 {
     int to = fcntl(end, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     make_invisible();
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     PyObject *result = PyObject_CallNoArgs(function);
     Py_ssize_t length = 0;
     const char *text = result ? PyUnicode_AsUTF8AndSize(result, &length) : NULL;
     bool sent = text && length <= ANSWER_BYTES && write(to, text, (size_t)length) == length;
     _exit(sent ? 0 : 1);
+}
+
+/* Nothing of the program stays open in it, and what ends the program by a signal need not end it: the socket does. */
+static _Noreturn void run_apart(void (*run)(int, const void *), const void *argument, int end)
+{
+    enum { OUR_END = STDERR_FILENO + 1 };
+    const int ignored[] = {SIGINT, SIGHUP, SIGPIPE}, plain[] = {SIGTERM, SIGALRM, SIGFPE, SIGABRT, SIGSEGV, SIGBUS};
+    for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++)
+        signal(ignored[i], SIG_IGN);
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+        signal(plain[i], SIG_DFL);
+    sigset_t none;
+    sigemptyset(&none);
+    pthread_sigmask(SIG_SETMASK, &none, NULL);
+    int kept = fcntl(end, F_DUPFD, OUR_END);
+    make_invisible();
+    dup2(kept, OUR_END);
+    for (int other = OUR_END + 1, most = (int)sysconf(_SC_OPEN_MAX); other < most && other < MOST_FILES; other++)
+        close(other);
+    run(OUR_END, argument);
+    _exit(0);
 }
 
 /* ---- this process ---- */
@@ -161,6 +184,36 @@ static PyObject *run_in_fork(PyObject *self, PyObject *args)
     if (length < 0)
         Py_RETURN_NONE;
     return PyUnicode_DecodeUTF8(answer, length, "replace");
+}
+
+/* The process between ends at once, so that the other is no child of the program, which may wait for all of its own. */
+int mst_fork_apart(void (*run)(int end, const void *argument), const void *argument)
+{
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+        return -1;
+    sigset_t all, before;
+    struct sigaction previous;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    remove_sigchld_handler(&previous);
+    pid_t between = fork();
+    if (between == 0) {
+        if (fork() == 0)
+            run_apart(run, argument, ends[1]);
+        _exit(0);
+    }
+    int error = errno;
+    if (between > 0)
+        wait_for(between);
+    restore_sigchld_handler(&previous);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    close(ends[1]);
+    if (between > 0)
+        return ends[0];
+    close(ends[0]);
+    errno = error;
+    return -1;
 }
 
 PyMethodDef mst_run_in_fork_methods[] = {

@@ -22,7 +22,7 @@ from modscope._virtual.device.registration import INFERENCES, fakes_preferred, k
 from modscope._virtual.gpus import Gpu, find_gpu
 from modscope._virtual.operators import known, operators
 from modscope._virtual.ranks import traffic
-from modscope._virtual.rules import attention, recurrent, rules
+from modscope._virtual.rules import attention, plans, recurrent, rules
 from modscope._virtual.time import times
 from modscope._virtual.time.table import Table
 
@@ -168,6 +168,11 @@ class VirtualDevice:
         return self.memory.most_used(self.own)
 
     def notes(self) -> list[str]:
+        """Sentences about where sizes come from, and about other GPUs than its own that the program uses."""
+        found = plans.note()
+        return [*([found] if found else []), *self._notes_of_others()]
+
+    def _notes_of_others(self) -> list[str]:
         """A sentence if the program does not keep to its own GPU: on a real node, other ranks use the others."""
         used = self.used()
         others = [index for index in range(self.memory.count) if index != self.own and self.memory.has_allocated(index)]

@@ -1,8 +1,8 @@
 """Convolutions on the virtual device: the layout of their results, and the memory that they take.
 
 Sources: torch's aten/src/ATen/native/Convolution.cpp and cudnn/ConvShared.cpp for layouts and copies. Which of its
-kernels cuDNN chooses is decided by heuristics of its own, so that a workspace is that of the most similar convolutions
-that were measured (convolutions_h200.csv)."""
+kernels cuDNN chooses is decided by heuristics of its own. Where the library is installed it is asked (plans.py).
+Otherwise a workspace is that of the most similar convolutions that were measured (convolutions_h200.csv)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from modscope._virtual.operators import operators
 from modscope._virtual.operators.operators import Workspace, WorkspaceEvent
+from modscope._virtual.rules import plans
 from modscope._virtual.rules.rules import GpuAndTorch, all_rules, doubt, rule
 
 __all__ = ["INFERENCES", "Convolution", "from_similar", "workspace"]
@@ -21,7 +22,7 @@ __all__ = ["INFERENCES", "Convolution", "from_similar", "workspace"]
 _FORWARD, _OF_INPUT, _OF_WEIGHT = 0, 1, 2
 _RESULT: WorkspaceEvent = ("result", 0)
 _MIB = 1 << 20
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 
 
 class Convolution(NamedTuple):
@@ -30,7 +31,7 @@ class Convolution(NamedTuple):
     what: int
     """0: forward, 1: the gradient of the input, 2: the gradient of the weight."""
     dtype: int
-    """0: float32, 1: bfloat16, 2: float16."""
+    """0: float32, 1: bfloat16, 2: float16, 3: float64, which was not measured."""
     channels_last: int
     dimensions: int
     groups: int
@@ -46,7 +47,7 @@ class Convolution(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        return 2 if self.dtype else 4
+        return (4, 2, 2, 8)[self.dtype]
 
     @property
     def weights(self) -> int:
@@ -170,7 +171,7 @@ def _more(chosen: int, nearest: list[_Measured]) -> int:
 
 
 @cache
-def _workspace(call: Convolution) -> tuple[int, bool]:
+def _measured_or_similar(call: Convolution) -> tuple[int, bool]:
     """The bytes of the workspace, and whether this very convolution was measured."""
     family = _measured().get(_family(call), [])
     same = next((other for other in family if other.call == call), None)
@@ -178,7 +179,60 @@ def _workspace(call: Convolution) -> tuple[int, bool]:
 
 
 def workspace(call: Convolution) -> int:
-    return _workspace(call)[0]
+    """By the table alone."""
+    return _measured_or_similar(call)[0]
+
+
+_MEASURED_ON = 9
+"""The major compute capability of the GPU of the table."""
+_LIKE_MEASURED = (0, *range(91500, 92100))
+"""Versions of cuDNN that answer as the one of the table. 0: it is not known which the program will have."""
+_SPLIT = 8 * _MIB
+"""Hopper's kernels and those of later GPUs divide sums between multiprocessors, by how many of them run at once, which
+cuDNN does not know without a GPU. 97 % of measured workspaces were within so much of its answer."""
+_MOST_OF_PRODUCT = 16 * _MIB
+"""The most that cuBLAS takes for the sums of a product of matrices, beside a few hundred bytes."""
+_FEW = 256
+
+
+class _Workspace(NamedTuple):
+    bytes: int
+    kind: str
+    """One of certainty.DOUBTS."""
+    more: int
+    """It may take so many bytes more."""
+
+
+def _of_product(call: Convolution, processors: int) -> _Workspace:
+    """cuBLAS multiplies the matrices, and says nothing without a GPU. Each image has sums of its own where a matrix is
+    an image; with channels last it is one product, whose sums are divided so that they fill the multiprocessors."""
+    if call.what != _OF_WEIGHT:
+        return _Workspace(0, "planned_convolution", 2 * _FEW)
+    sums = call.weights * 4
+    if not call.channels_last:
+        return _Workspace(call.batch * sums, "planned_convolution", 2 * _FEW)
+    splits = min(processors // 2, _MOST_OF_PRODUCT // sums)
+    return _Workspace(splits * sums + _FEW if splits else 0, "planned_convolution", _MOST_OF_PRODUCT)
+
+
+def _planned(gpu: GpuAndTorch, call: Convolution, asked: plans.Asked) -> _Workspace | None:
+    """What cuDNN says; None: it says nothing."""
+    plan = plans.ask(gpu, asked)
+    if plan is None or plan.result == plans.NO_PLAN:
+        return None
+    if plan.result == plans.PRODUCT:
+        return _of_product(call, gpu.processors)
+    is_guess = torch.backends.cudnn.benchmark  # torch then measures which plan is the fastest
+    more = plan.bytes if is_guess else 0
+    return _Workspace(plan.bytes, "planned_convolution", more + (_SPLIT if gpu.capability[0] >= _MEASURED_ON else 0))
+
+
+def _find_workspace(gpu: GpuAndTorch, call: Convolution, asked: plans.Asked) -> _Workspace:
+    measured, is_measured = _measured_or_similar(call) if call.dtype != _DTYPES[torch.float64] else (0, False)
+    if is_measured and gpu.capability[0] == _MEASURED_ON and plans.version(gpu) in _LIKE_MEASURED:
+        return _Workspace(measured, "convolution", measured)
+    planned = _planned(gpu, call, asked)
+    return planned or _Workspace(measured, "convolution" if is_measured else "similar_convolution", measured)
 
 
 # ---- layouts ----
@@ -259,6 +313,34 @@ def _call(
     )  # fmt: skip
 
 
+def _each(values: Any, count: int) -> list[int]:
+    """torch takes one value for all dimensions."""
+    return list(values) * count if len(values) == 1 else list(values)
+
+
+def _asked(
+    what: int, input: Any, weight: Any, output: Any, geometry: tuple[Any, Any, Any], transposed: bool, last: bool
+) -> plans.Asked:
+    """As ``_call``, and as torch asks cuDNN. ``geometry``: stride, padding, dilation."""
+    count = len(input) - 2
+    stride, padding, dilation = (_each(values, count) for values in geometry)
+    shapes = [list(input), list(weight.shape), list(output)]
+    if count == 1:  # torch makes it two-dimensional
+        for shape in shapes:
+            shape.insert(2, 1)
+        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
+    if transposed:
+        what = {_FORWARD: _OF_INPUT, _OF_INPUT: _FORWARD}.get(what, what)
+        shapes[0], shapes[2] = shapes[2], shapes[0]
+    settings = torch.backends.cudnn
+    is_deterministic = settings.deterministic or torch.are_deterministic_algorithms_enabled()
+    flags = int(last) | 2 * int(is_deterministic) | 4 * int(not settings.allow_tf32)
+    return plans.Asked(
+        what, _DTYPES[weight.dtype], flags, tuple(shapes[0]), tuple(shapes[1]), tuple(shapes[2]),
+        tuple(padding), tuple(stride), tuple(dilation),
+    )  # fmt: skip
+
+
 def _is_native_depthwise(gpu: GpuAndTorch, input: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
     """torch has kernels of its own for depthwise convolutions of contiguous tensors: they take nothing."""
     return (
@@ -269,15 +351,15 @@ def _is_native_depthwise(gpu: GpuAndTorch, input: torch.Tensor, weight: torch.Te
     )
 
 
-def _taken(call: Convolution) -> list[WorkspaceEvent]:
-    bytes, is_measured = _workspace(call)
-    doubt("convolution" if is_measured else "similar_convolution", bytes)
+def _taken(gpu: GpuAndTorch, call: Convolution, asked: plans.Asked) -> list[WorkspaceEvent]:
+    bytes, kind, more = _find_workspace(gpu, call, asked)
+    doubt(kind, bytes, more)
     return [("temporary", bytes), ("temporary", -bytes)] if bytes else []
 
 
-@rule("aten.convolution.default", source="ATen/native/cudnn/ConvShared.cpp; workspaces: measured")
+@rule("aten.convolution.default", source="ATen/native/cudnn/ConvShared.cpp; workspaces: cuDNN, or measured")
 def _forward(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace:
-    input, weight, _, stride, _, dilation, transposed, _, groups = args
+    input, weight, _, stride, padding, dilation, transposed, _, groups = args
     if _like_batch_of_one(input, weight) or weight.dtype not in _DTYPES:
         return None
     format = _format(input, weight)
@@ -286,7 +368,9 @@ def _forward(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace:
         return [*events, _RESULT] if events else None
     last = format != torch.contiguous_format
     call = _call(_FORWARD, input.shape, weight, specs[0], stride, dilation, transposed, groups, last)
-    return [*events, _RESULT, *_copy(weight, format), *_taken(call)]
+    geometry = (stride, padding, dilation)
+    asked = _asked(_FORWARD, input.shape, weight, specs[0], geometry, transposed, last)
+    return [*events, _RESULT, *_copy(weight, format), *_taken(gpu, call, asked)]
 
 
 def _bias_gradient(gpu: GpuAndTorch, grad: torch.Tensor) -> list[WorkspaceEvent]:
@@ -296,9 +380,9 @@ def _bias_gradient(gpu: GpuAndTorch, grad: torch.Tensor) -> list[WorkspaceEvent]
     return [event for event in events if event[0] != "result"] if isinstance(events, (list, tuple)) else []
 
 
-@rule("aten.convolution_backward.default", source="ATen/native/cudnn/ConvShared.cpp; workspaces: measured")
+@rule("aten.convolution_backward.default", source="ATen/native/cudnn/ConvShared.cpp; workspaces: cuDNN, or measured")
 def _backward(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace:
-    grad, input, weight, _, stride, _, dilation, transposed, _, groups, mask = args
+    grad, input, weight, _, stride, padding, dilation, transposed, _, groups, mask = args
     if _like_batch_of_one(input, weight) or weight.dtype not in _DTYPES:
         return None
     format = _format(input, weight)
@@ -310,5 +394,6 @@ def _backward(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace
         if wanted and not native:
             copy = _copy(weight, format) if what == _OF_INPUT else []
             call = _call(what, input.shape, weight, grad.shape, stride, dilation, transposed, groups, last)
-            events += [*copy, *_taken(call), *[("temporary", -bytes) for _, bytes in copy]]
+            asked = _asked(what, input.shape, weight, grad.shape, (stride, padding, dilation), transposed, last)
+            events += [*copy, *_taken(gpu, call, asked), *[("temporary", -bytes) for _, bytes in copy]]
     return [*events, _RESULT, *(_bias_gradient(gpu, grad) if mask[2] else [])]

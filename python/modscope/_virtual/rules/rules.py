@@ -120,13 +120,13 @@ def all_rules() -> dict[str, Rule]:
 
 
 _doubts: list[tuple[int, int]] = []
-"""Of the rule that is running: kinds of sizes that are not sure, and their bytes."""
+"""Of the rule that is running: kinds of sizes that are not sure, and the most bytes."""
 
 
-def doubt(kind: str, bytes: int) -> None:
-    """Called by a rule: this workspace may be twice as large. ``kind``: one of certainty.DOUBTS, which says where it is
-    sure."""
-    _doubts.append((DOUBTS.index(kind), bytes))
+def doubt(kind: str, bytes: int, more: int | None = None) -> None:
+    """Called by a rule: this workspace may take so many bytes more, by default as many again. ``kind``: one of
+    certainty.DOUBTS, which says where it is sure."""
+    _doubts.append((DOUBTS.index(kind), bytes + (bytes if more is None else more)))
 
 
 def note_doubt(kind: str, bytes: int) -> None:
@@ -205,9 +205,8 @@ class Rules(operators.OperatorCosts):
         return self._bytes_without_rule
 
     def _noting(self, events: Workspace, results: int) -> Callable[[], WorkspaceEvents]:
-        """The events, and at each call it is noted what the operator would take if its workspace were twice as
-        large."""
-        found = [(kind, results + 2 * bytes) for kind, bytes in _doubts]
+        """The events, and at each call it is noted what the operator would take at most."""
+        found = [(kind, results + bytes) for kind, bytes in _doubts]
 
         def note() -> WorkspaceEvents:
             for kind, bytes in found:
