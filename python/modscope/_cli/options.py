@@ -259,6 +259,8 @@ def add_prediction(parser: Any, of_captures: str | None = None) -> None:
     seconds = "stop the script after S seconds (default: 60; 0: never)"
     add("--seconds", type=_seconds, default=60.0, metavar="S", help=seconds)
     add("--torch", metavar="VERSION", help="the torch whose rules apply, such as 2.11 (default: the installed one)")
+    uncompiled = "torch.compile compiles nothing: predict the program uncompiled"
+    add("--no-compile", action="store_true", help=uncompiled)
     ranks = "simulate N ranks: the script's process groups have so many"
     ranks += "; a comma-separated list prints a table" if several else of_captures or ""
     add("--ranks", type=several_sizes if several else one_size, metavar="N", help=ranks)

@@ -67,7 +67,7 @@ class Prediction:
             self.gpu, self.asked.torch or None, bool(self.asked.part), self.asked.table, others, self._node()
         )
         fakes.set_selected(self.asked.selected)
-        self._substitutes = Substitutes(self._ranks([self.gpu, *others]), self._sharding())
+        self._substitutes = Substitutes(self._ranks([self.gpu, *others]), self._sharding(), not self.asked.no_compile)
         self._substitutes.install()
 
     def _node(self) -> tuple[int, int]:
@@ -198,6 +198,7 @@ class Prediction:
             "retries": self._device.memory.stats(device)["num_alloc_retries"] if self._device else 0,
             "notes": [*notes, *(self._device.notes() if self._device else [])],
             "ranks": self._substitutes.ranks_facts() if self._substitutes else None,
+            "compiled": self._substitutes.compiled_facts() if self._substitutes else None,
             "step_ends": self._ends,
         }
 

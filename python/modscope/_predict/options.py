@@ -32,6 +32,8 @@ class PredictOptions(NamedTuple):
     """yes or no: what fully_shard gets for reshard_after_forward; "": what the script passes."""
     shard_over: int = 0
     """How many ranks hold one copy of what fully_shard shards; 0: as the script's mesh says."""
+    no_compile: bool = False
+    """torch.compile leaves the program uncompiled."""
     fail_unless_fits: bool = False
     """The exit status is guard.STATUS if the job does not fit."""
     fail_above: int = 0

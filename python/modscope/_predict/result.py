@@ -14,6 +14,7 @@ from modscope._virtual.gpus import Gpu
 
 if TYPE_CHECKING:
     from modscope._show.terminal import Screen
+    from modscope._virtual.compiled.counts import GraphBreak
 
 Result = dict[str, Any]
 """As --json writes it."""
@@ -42,6 +43,18 @@ class RanksFacts(TypedDict):
     fully_shard: ShardingFacts | None
 
 
+class CompiledFacts(TypedDict):
+    """How torch.compile compiled a program."""
+
+    graphs: int
+    uncompiled_graphs: int
+    """Of these, how many run uncompiled, because Inductor failed."""
+    graph_breaks: list[GraphBreak]
+    recompiles: int
+    why_uncompiled: str | None
+    """Why the program, or some of its graphs, ran uncompiled; None: they did not."""
+
+
 class Facts(TypedDict, total=False):
     """What is known of a prediction without its capture. A process that predicts a part writes it to a file."""
 
@@ -64,6 +77,8 @@ class Facts(TypedDict, total=False):
     """How often the allocator gave memory back before a request was served."""
     notes: list[str]
     ranks: RanksFacts | None
+    compiled: CompiledFacts | None
+    """None: the program compiled nothing."""
     step_ends: dict[str, list[float]]
     """When steps ended by the clock of each GPU, in seconds."""
     capture: str
@@ -113,6 +128,7 @@ def result_of(gpu: Gpu, facts: Facts, capture: Capture | None, path: str) -> Res
         else None,
         "out_of_memory": failed,
         "ranks": facts.get("ranks"),
+        "compiled": facts.get("compiled"),
         "ended": facts["ended"],
         "timed_out": facts["timed_out"],
         "error": facts["error"],

@@ -148,6 +148,7 @@ def _row(gpu: Gpu, capture: Capture, log: bytes, facts: Facts, needed: int) -> R
         "step_ms": step_ms_by(capture, facts["step_ends"].get(gpu.name, [])),
         "out_of_memory": failure,
         "ranks": facts.get("ranks"),
+        "compiled": facts.get("compiled"),
         **{
             key: facts[key]
             for key in (

@@ -1,6 +1,6 @@
-"""What a script on a virtual GPU gets instead of compilers, process groups and kernels of its own.
+"""What a script on a virtual GPU gets instead of process groups and kernels of its own, and how it is compiled.
 
-torch.compile                 the function itself, uncompiled
+torch.compile                 compiles for the virtual GPU; the function itself, where that cannot be done
 init_process_group            a process group of this process alone, or of virtual ranks
 Triton kernels                nothing is launched: a kernel writes to tensors that its caller allocated
 flash_attn's functions in C   an error that says what to do
@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modscope._predict import ddp
-from modscope._predict.result import RanksFacts
+from modscope._predict.result import CompiledFacts, RanksFacts
 from modscope._virtual.operators.unknown import unknown_kernel
 
 if TYPE_CHECKING:
     from modscope._predict.sharding import Sharding
+    from modscope._virtual.compiled.compiler import Compiler
     from modscope._virtual.ranks.collectives import Ranks
 
 _MOST_NAMES = 3
@@ -32,23 +33,30 @@ _EXTENSIONS = ("flash_attn_2_cuda", "flash_attn_cuda", "flash_attn_3_cuda", "fla
 class Substitutes:
     """Installed with the virtual GPU, and removed with it."""
 
-    def __init__(self, ranks: Ranks | None = None, sharding: Sharding | None = None) -> None:
-        """``ranks``: of process groups; None: they have one. ``sharding``: what fully_shard is asked."""
+    def __init__(self, ranks: Ranks | None = None, sharding: Sharding | None = None, compiles: bool = True) -> None:
+        """``ranks``: of process groups; None: they have one. ``sharding``: what fully_shard is asked. ``compiles``:
+        torch.compile compiles; otherwise programs run uncompiled."""
         self._ranks = ranks
+        self._compiles = compiles
+        self._compiler: Compiler | None = None
+        self._has_compiled = False
+        self._why_uncompiled = ""
         self._sharding = sharding
         self._undo = contextlib.ExitStack()
-        self._compiled = 0
         self._groups: list[int] = []
         """The sizes that process groups were to have."""
         self._kernels: list[str] = []
 
     def install(self) -> None:
         try:
-            self._undo.enter_context(self._without_compiler())
+            self._undo.enter_context(self._compilation())
             self._undo.enter_context(self._process_groups())
             if self._sharding is not None:
                 self._undo.enter_context(self._sharding.installed())
-            self._undo.enter_context(_imports_watched(self._skip_triton_kernels))
+            watched: dict[str, Callable[[types.ModuleType], object]] = {"triton.runtime.jit": self._skip_triton_kernels}
+            if self._compiles:
+                watched["torch._inductor.compile_fx"] = lambda module: self._prepare_compiler("inductor")
+            self._undo.enter_context(_imports_watched(watched))
         except BaseException:
             self._undo.close()
             raise
@@ -59,11 +67,10 @@ class Substitutes:
     def notes(self) -> list[str]:
         """A sentence for each thing that was done in another way than on a GPU."""
         notes = []
-        if self._compiled:
-            notes.append(
-                "torch.compile left the program uncompiled: on the GPU a compiled one needs other memory, and "
-                "less time."
-            )
+        if self._has_compiled and self._why_uncompiled:
+            notes.append(f"{self._why_uncompiled} On the GPU a compiled one needs other memory, and less time.")
+        elif self._compiler is not None:
+            notes += self._compiler.notes()
         if self._groups and self._ranks is not None:
             notes += self._ranks_notes(self._ranks) + (self._sharding.notes() if self._sharding is not None else [])
         elif self._ranks is not None:
@@ -84,7 +91,7 @@ class Substitutes:
     # ---- torch.compile ----
 
     @contextlib.contextmanager
-    def _without_compiler(self) -> Iterator[None]:
+    def _compilation(self) -> Iterator[None]:
         import torch
 
         original = torch.compile
@@ -93,13 +100,45 @@ class Substitutes:
         def compile(model: Any = None, **options: Any) -> Any:
             if model is None:
                 return lambda decorated: compile(decorated, **options)
-            if not callable(model):
-                return original(model, **options)  # which says what is wrong
-            self._compiled += 1
+            self._has_compiled = True
+            if not callable(model) or self._prepare_compiler(options.get("backend", "inductor")):
+                return original(model, **options)  # which says what is wrong with a model that is none
             return _as_if_compiled(model) if isinstance(model, torch.nn.Module) else model
 
-        with _attribute(torch, "compile", compile):
-            yield
+        try:
+            with _attribute(torch, "compile", compile):
+                yield
+        finally:
+            if self._compiler is not None:
+                self._compiler.remove()
+
+    def _prepare_compiler(self, backend: Any) -> bool:
+        """Whether the program can be compiled by this backend of torch.compile."""
+        if not self._compiles:
+            self._why_uncompiled = "The program ran uncompiled, as --no-compile says."
+            return False
+        if self._compiler is None:
+            from modscope._virtual.compiled.compiler import Compiler
+
+            self._compiler = Compiler()
+        why = self._compiler.prepare(backend if isinstance(backend, str) else "")
+        if why:
+            self._why_uncompiled = f"The program ran uncompiled: {why}."
+        return not why
+
+    def compiled_facts(self) -> CompiledFacts | None:
+        """None: the program compiled nothing."""
+        counts = self._compiler.counts if self._compiler is not None else None
+        if not self._has_compiled and not (counts and counts.graphs):
+            return None
+        failures = counts.failures if counts else []
+        return {
+            "graphs": counts.graphs if counts else 0,
+            "uncompiled_graphs": len(failures),
+            "graph_breaks": [*counts.breaks.values()] if counts else [],
+            "recompiles": counts.recompiles if counts else 0,
+            "why_uncompiled": self._why_uncompiled or (failures[0] if failures else None),
+        }
 
     # ---- process groups ----
 
@@ -200,27 +239,27 @@ class _Extension(types.ModuleType):
 
 
 class _Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the extensions, and notices when Triton has been imported."""
+    """Finds the extensions, and notices when some modules have been imported."""
 
-    def __init__(self, on_triton: Callable[[types.ModuleType], None]) -> None:
-        self._on_triton = on_triton
+    def __init__(self, watched: dict[str, Callable[[types.ModuleType], object]]) -> None:
+        self._watched = watched
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name in _EXTENSIONS:
             return importlib.machinery.ModuleSpec(name, self)
-        if name == "triton.runtime.jit":
+        if name in self._watched:
             spec = importlib.machinery.PathFinder.find_spec(name, path)
             if spec is not None and spec.loader is not None:
-                self._notice(spec.loader)
+                self._notice(spec.loader, self._watched[name])
             return spec
         return None
 
-    def _notice(self, loader: Any) -> None:
+    def _notice(self, loader: Any, then: Callable[[types.ModuleType], object]) -> None:
         execute = loader.exec_module
 
         def exec_module(module: types.ModuleType) -> None:
             execute(module)
-            self._on_triton(module)
+            then(module)
 
         loader.exec_module = exec_module
 
@@ -232,11 +271,13 @@ class _Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @contextlib.contextmanager
-def _imports_watched(on_triton: Callable[[types.ModuleType], None]) -> Iterator[None]:
-    importer = _Importer(on_triton)
+def _imports_watched(watched: dict[str, Callable[[types.ModuleType], object]]) -> Iterator[None]:
+    """Call functions with modules, now or when they have been imported."""
+    importer = _Importer(watched)
     sys.meta_path.insert(0, importer)
-    if "triton.runtime.jit" in sys.modules:
-        on_triton(sys.modules["triton.runtime.jit"])
+    for name, then in watched.items():
+        if name in sys.modules:
+            then(sys.modules[name])
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 from modscope._predict.result import Result, failed_early, has_failed, verdict_of
@@ -125,6 +126,11 @@ def as_rank(result: Result) -> str:
 
 
 def _verdict(result: Result) -> str:
+    compiled = result.get("compiled")
+    return ("uncompiled, " if compiled and compiled["why_uncompiled"] else "") + _fits(result)
+
+
+def _fits(result: Result) -> str:
     failed, verdict = result["out_of_memory"], verdict_of(result)
     if not result["fits"]:
         if verdict.answer == OPEN:
@@ -171,9 +177,32 @@ def _time(result: Result) -> str:
 # ---- the others ----
 
 
+_MOST_BREAKS = 3
+
+
+def describe_compiled(result: Result) -> list[str]:
+    """How torch.compile compiled the script; nothing, if it ran uncompiled, as a note says."""
+    compiled = result.get("compiled")
+    if not compiled or compiled["why_uncompiled"] and not compiled["graphs"]:
+        return []
+    breaks = compiled["graph_breaks"]
+    parts = [counted(compiled["graphs"], "graph")]
+    if breaks:
+        places = ", ".join(f"{os.path.basename(each['file'])}:{each['line']}" for each in breaks[:_MOST_BREAKS])
+        more = ", ..." if len(breaks) > _MOST_BREAKS else ""
+        parts.append(f"{counted(len(breaks), 'graph break')} at {places}{more}")
+    if compiled["recompiles"]:
+        parts.append(counted(compiled["recompiles"], "recompile"))
+    lines = [f"compiled: {', '.join(parts)}."]
+    if failed := compiled["uncompiled_graphs"]:
+        why = shorten_end(clean(compiled["why_uncompiled"]), _MOST_OF_ERROR)
+        lines.append(f"{counted(failed, 'graph')} ran uncompiled, as Inductor failed: {why}")
+    return lines
+
+
 def notes(result: Result) -> list[str]:
-    """What was done in another way than on a GPU, and what is not known."""
-    lines = list(result["notes"])
+    """How the script was compiled, what was done in another way than on a GPU, and what is not known."""
+    lines = [*describe_compiled(result), *result["notes"]]
     unknown = result["bytes_without_rule"] or 0
     if unknown > _MATTERS * result["allocated_peak"]:
         lines.append(f"{size(unknown)} went through operators without a rule for their workspace.")

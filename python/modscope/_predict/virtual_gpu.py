@@ -200,6 +200,7 @@ class virtual_gpu:
             "retries": self._device.memory.stats(device)["num_alloc_retries"] if self._device else 0,
             "notes": [*self._substitutes.notes(), *(self._device.notes() if self._device else [])],
             "ranks": self._substitutes.ranks_facts(),
+            "compiled": self._substitutes.compiled_facts(),
         }
         self._result = result_of(self.gpu, facts, capture, self.path or "")
 

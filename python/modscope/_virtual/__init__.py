@@ -7,6 +7,7 @@ operators/   what an operator returns. Nothing is computed: operators.py asks to
              types. views.py, values.py, sparse.py and encoder.py have the kernels that need more, known.py the values
              that are known.
 rules/       which workspace an operator takes: rules.py is the registry; the rules are in a file for each subject.
+compiled/    torch.compile: Inductor compiles for the device, and its kernels do nothing.
 time/        how long an operator runs: roofline.py estimates it, table.py looks measurements up, times.py has the
              virtual clock.
 ranks/       process groups of virtual ranks, their collectives, and how long these take.

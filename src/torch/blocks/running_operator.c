@@ -255,11 +255,15 @@ static PyObject *run_kernel(const struct kernel *kernel, PyObject *const *args, 
     return result;
 }
 
+/* Where a compiled function calls an operator, dynamo would compile the Python code of its kernel: a real one is C++.
+ */
 static PyObject *call_kernel(PyObject *self, PyObject *const *args, size_t count, PyObject *keywords)
 {
     int device = mst_virtual_count() > 1 ? device_of_call(args, PyVectorcall_NARGS(count), keywords) : -1;
     int previous = mst_virtual_set_device(device);
+    PyObject *callback = mst_dynamo_disable();
     PyObject *result = run_kernel((const struct kernel *)self, args, count, keywords);
+    mst_dynamo_restore(callback);
     mst_virtual_set_device(previous);
     if (UNLIKELY(interpreter_ends()))
         keep_while_ending(args, number_of_arguments(count, keywords), result);

@@ -57,6 +57,15 @@ PARTS = """
     for i in range(2):
         model(torch.ones(32768, 512, device="cuda")).sum().backward()
 """
+COMPILED = """
+    import torch
+    @torch.compile(backend="eager")
+    def function(x):
+        y = x + 1
+        print("here")
+        return y * 2
+    function(torch.ones(3, device="cuda"))
+"""
 FORKS = """
     import os, torch
     kept = torch.ones(1000)
@@ -207,8 +216,9 @@ def run(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception")
 def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, monkeypatch):
-    for name, text in (("train.py", EITHER), ("sharded.py", SHARDED), ("parts.py", PARTS), ("forks.py", FORKS)):
-        (tmp_path / name).write_text(textwrap.dedent(text))
+    scripts = {"train": EITHER, "sharded": SHARDED, "parts": PARTS, "compiled": COMPILED, "forks": FORKS}
+    for name, text in scripts.items():
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     for name in ("train", "oom", "lossy"):
         (tmp_path / f"{name}.msc").write_bytes(CAPTURES[name]())
     fit_runs.train(tmp_path / "small.msc", batch=128)
@@ -233,6 +243,7 @@ def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, m
         "predict --check -o gpu.msc train.py",
         "predict --gpu h200,1GiB train.py",
         "predict --gpu h100 --ranks 2,4 sharded.py",
+        "predict --gpu h100 compiled.py",
         "fit gpu.msc --gpu 1GiB --ranks 8",
         "batch small.msc large.msc --batches 128,256 --gpu t4",
         f"plan large.msc --budget {budget}",

@@ -81,7 +81,7 @@ def _device_functions(gpu: Gpu, count: int) -> dict[str, Any]:
         "_cuda_setDevice": lambda index: _set_device(index),
         "_accelerator_setDeviceIndex": lambda index: _set_device(index),
         "_cuda_exchangeDevice": _exchange_device,
-        "_cuda_maybeExchangeDevice": _exchange_device,
+        "_cuda_maybeExchangeDevice": lambda index: _exchange_device(index),  # dynamo refuses the same function twice
         "_cuda_synchronize": lambda *_: times.wait(),
         "_cuda_hasPrimaryContext": _answer(True),
         "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import torch
 from modscope._virtual.operators import operators
 
-__all__ = ["LARGEST", "fraction_of", "run", "spread", "tell", "values_of"]
+__all__ = ["LARGEST", "forget", "fraction_of", "run", "spread", "tell", "values_of"]
 
 LARGEST = 1 << 18
 """Elements of the largest tensor that keeps its values: the tokens of 64 sequences of 4,096."""
@@ -60,7 +60,8 @@ def _add(tensor: torch.Tensor, values: torch.UntypedStorage | None, fraction: fl
     _entries[storage.data_ptr()] = _KnownStorage(StorageWeakRef(storage), values, fraction, classes)
 
 
-def _forget(tensor: torch.Tensor) -> None:
+def forget(tensor: torch.Tensor) -> None:
+    """Something is written to a tensor, and its values are not known any more."""
     _entries.pop(tensor.untyped_storage().data_ptr(), None)
 
 
@@ -105,7 +106,7 @@ def tell(tensor: torch.Tensor, values: torch.Tensor) -> None:
     mirror = values_of(tensor)
     if mirror is None:
         if not _may_be_kept(tensor) or not _fills_its_storage(tensor):
-            _forget(tensor)
+            forget(tensor)
             return
         # Not torch's memory, which a tracker would attribute to the program.
         storage = torch.frombuffer(bytearray(tensor.untyped_storage().nbytes()), dtype=torch.uint8).untyped_storage()
@@ -143,7 +144,7 @@ def copy_distribution(source: torch.Tensor, copy: torch.Tensor) -> None:
     before."""
     if not _entries or not (copy.dtype in _INTEGERS or copy.numel() == 1):
         return
-    _forget(copy)
+    forget(copy)
     entry = _entry_of(source)
     if entry is not None and entry.values is None and source.device.type != "cpu" and _fills_its_storage(copy):
         _add(copy, None, entry.fraction, entry.classes)
@@ -243,7 +244,7 @@ def _follow(op: Any, args: Any, kwargs: Any, result: Any) -> None:
             argument = kwargs[name] if name in kwargs else args[position] if position < len(args) else None
             for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
                 if isinstance(tensor, torch.Tensor) and _may_be_kept(tensor):
-                    _forget(tensor)
+                    forget(tensor)
     rule = RULES.get(op)
     if rule is not None:
         rule(args, kwargs, result)

@@ -327,7 +327,8 @@ def _register(library: Any, ranks: Ranks) -> None:
                 kernel = _kernel(op, _KINDS[name], ranks, key == "CUDA")
             else:
                 kernel = _refusing(f"c10d::{name}")
-            library.impl(name, key, kernel, False)
+            # dynamo would compile the Python code of a kernel that a compiled program calls
+            library.impl(name, key, _native.operator_kernel(kernel, None, None, True), False)
     library.impl("allreduce_", "SparseCUDA", _refuse_sparse, False)
 
 

@@ -250,6 +250,12 @@ class Roofline:
             seconds = max(seconds, self._counted(formula, args, kwargs, specs))
         return seconds
 
+    def kernel_seconds(self, bytes: float, operations: float, dtype: torch.dtype) -> float:
+        """A kernel that was generated for what a program does: it moves these bytes once."""
+        rate = self._products.rate(dtype, torch.backends.cuda.matmul.allow_tf32)
+        moved = bytes / (self._bandwidth * ELEMENTWISE.of_bandwidth)
+        return KERNEL + max(moved, operations / (rate.peak * COUNTED_OF_PEAK))
+
     # ---- memory ----
 
     def _moved(self, op: Any, args: Any, kwargs: Any, specs: Any) -> int:

@@ -18,7 +18,19 @@ from modscope._virtual.gpus import GPUS, Gpu
 from modscope._virtual.operators import operators
 from modscope._virtual.time.roofline import Roofline, recurrent_steps
 
-__all__ = ["Seconds", "Times", "delay", "installed", "launch", "now", "timed", "wait"]
+__all__ = [
+    "Seconds",
+    "Times",
+    "compiled",
+    "delay",
+    "installed",
+    "kernel_seconds",
+    "launch",
+    "now",
+    "run_kernel",
+    "timed",
+    "wait",
+]
 
 HOST = 46e-6
 """Seconds that the host needs to launch an operator that Python calls, with autograd and the Python code around it. It
@@ -37,6 +49,10 @@ OF_LINK = 0.8
 """The fraction of the link's rate that a copy between host and device reaches from pinned memory."""
 PAGEABLE = 0.25
 """The fraction of the link's rate that a copy from memory reaches that is not pinned."""
+
+COMPILED = 0.2
+"""Seconds that the host needs to launch a kernel or an operator from the code that Inductor generates, as a multiple of
+HOST: there is no autograd and little Python around it. It was not measured."""
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -115,6 +131,13 @@ class Times:
             more = EACH_STEP * recurrent_steps(op, args, kwargs) * (2 if name.endswith("backward") else 1)
         return _launched(device, 1 + more, BACKWARD["operator"] + more)
 
+    def kernel_seconds(self, bytes: float, operations: float, dtype: torch.dtype) -> Seconds:
+        """The times of a kernel that moves so many bytes and computes so many operations."""
+        launched = _launched(self._roofline.kernel_seconds(bytes, operations, dtype), COMPILED, COMPILED)
+        if self._also:
+            launched.also = tuple([float(other.kernel_seconds(bytes, operations, dtype)) for other in self._also])
+        return launched
+
     def copy_seconds(self, target: torch.Tensor, source: torch.Tensor) -> Seconds:
         """The times of a copy inside the device, or between it and the host."""
         if target.device.type == source.device.type:
@@ -128,7 +151,10 @@ class Times:
         """An operator that takes so long was launched."""
         also: tuple[float, ...] = ()
         if isinstance(seconds, Seconds):
-            launch, also = seconds.backward if _is_backward() else seconds.forward, seconds.also
+            also = seconds.also
+            launch = COMPILED * HOST if _in_compiled and seconds else seconds.forward
+            if _is_backward():
+                launch = min(launch, seconds.backward)
         else:
             launch = HOST * (BACKWARD["operator"] if _is_backward() else 1.0)
         _native.virtual_clock_run(launch, seconds)
@@ -232,6 +258,32 @@ def now(also: int | None = None) -> float:
 def launch() -> None:
     """The host launched something whose time is counted elsewhere, as that of collectives is."""
     operators.costs.advance(_LAUNCH)
+
+
+def kernel_seconds(bytes: float, operations: float, dtype: torch.dtype) -> float:
+    """How long the device runs a kernel that was generated: by the bytes that it moves and what it computes."""
+    if isinstance(operators.costs, TimedRules):
+        return operators.costs.times.kernel_seconds(bytes, operations, dtype)
+    return 0.0
+
+
+def run_kernel(seconds: float) -> None:
+    """A generated kernel was launched that takes so long."""
+    operators.costs.advance(seconds)
+
+
+_in_compiled = False
+
+
+@contextlib.contextmanager
+def compiled() -> Iterator[None]:
+    """Meanwhile operators are launched by code that Inductor generated."""
+    global _in_compiled
+    before, _in_compiled = _in_compiled, True
+    try:
+        yield
+    finally:
+        _in_compiled = before
 
 
 def delay(until: float, also: int | None = None) -> None:
