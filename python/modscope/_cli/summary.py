@@ -74,6 +74,8 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     main = result["devices"][0]
     for part in (_peaks(result, screen), _categories(main, screen), _modules(main, screen), _phases(result, screen)):
         out += ["", *part]
+    for hint in result["hints"]:
+        out += ["", *screen.wrap(clean(hint))]
     if result["collectives"]:
         out += ["", *collectives_text(result, screen)]
     out += notes(result, screen)

@@ -3,6 +3,7 @@ page and the notebook show them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
@@ -11,6 +12,9 @@ from modscope._read.load import Capture, Snapshot
 from modscope._read.step_time import step_ms
 from modscope._read.text import counted, gpu_label, milliseconds, size
 from modscope._read.types import CollectiveGroup, Peak
+
+_MUCH = 0.1
+"""The part of a peak from which on it is worth a hint."""
 
 Report = dict[str, Any]
 """Figures, as ``--json`` prints them."""
@@ -127,7 +131,30 @@ def summarize(file: str, capture: Capture) -> Report:
         "oom_count": capture.oom_count,
         "last_oom": summarize_oom(capture),
         "has_lines": capture.places.has_lines,
+        "hints": _hints(capture, main),
     }
+
+
+def _hints(capture: Capture, device: str) -> list[str]:
+    """Sentences about what the figures of a device at its peak do not show."""
+    if device not in capture.peaks:
+        return []
+    snapshot = capture.snapshot("peak", device)
+    lines: dict[str, int] = {}
+    for module, place, raw in snapshot.by_module_and_place(device):
+        frames = place.attributed.frames if module == "Global" and place is not None else ()
+        for frame in (frame for frame in frames if frame.function.rpartition(".")[2] == "forward"):
+            where = f"{frame.function}, {os.path.basename(frame.file)}:{frame.line or '?'}"
+            lines[where] = lines.get(where, 0) + sum(raw)
+            break
+    made = sum(lines.values())
+    if not made or made < _MUCH * snapshot.totals[device][TOTAL]:
+        return []
+    return [
+        f"{size(made)} of Global were made in a forward that no call of a module is around "
+        f"({max(lines, key=lambda where: lines[where])}). A module is seen where it is called itself, as module(x): "
+        "module.forward(x) calls only the function."
+    ]
 
 
 def _peak(peak: Peak) -> PeakReport:

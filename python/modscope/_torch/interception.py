@@ -372,9 +372,26 @@ def _choose() -> None:
 _preparing = threading.RLock()
 _state = "new"  # then "preparing", then "ready"; guarded by _preparing
 
-# A fork waits until another thread has finished preparing. Otherwise the child would have a lock that no thread of it
-# releases, and interception points in the middle of their tests.
-os.register_at_fork(before=_preparing.acquire, after_in_parent=_preparing.release, after_in_child=_preparing.release)
+_fork_began = False  # guarded by _preparing
+
+
+def _begin_fork() -> None:
+    """Wait until another thread has finished preparing. Otherwise the child would have a lock that no thread of it
+    releases, and interception points in the middle of their tests."""
+    global _fork_began
+    _preparing.acquire()
+    _fork_began = True
+
+
+def _end_fork() -> None:
+    """A fork that began before this module was imported only ends here."""
+    global _fork_began
+    if _fork_began:
+        _fork_began = False
+        _preparing.release()
+
+
+os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork)
 
 
 def _import_what_trackers_need() -> None:

@@ -1,5 +1,5 @@
-/* cudnn.c - ask cuDNN's backend API. Its numbers are those of cudnn_graph.h, which keeps them through a major version.
- */
+/* cudnn.c - ask cuDNN's backend API. Its numbers are those of NVIDIA's header of graphs, which keeps them
+ * through a major version. */
 #define _GNU_SOURCE
 #include "torch/plans/plans.h"
 

@@ -369,30 +369,34 @@ def test_importing_modscope_does_not_import_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_fork_while_another_thread_imports_a_name():
-    """The fork waits for the import: the thread that holds its lock would not be in the child."""
-    done = run_python("""
+@pytest.mark.parametrize(
+    "name, module", [("Capture", "modscope._read.load"), ("MemTracker", "modscope._torch.interception")]
+)
+def test_a_fork_while_another_thread_imports_a_name(name, module):
+    """The fork waits for the import: the thread that holds its lock would not be in the child. What the import has
+    registered for forks is not undone after this one."""
+    done = run_python(f"""
         import os, signal, sys, threading, modscope
         imports, forked = threading.Event(), threading.Event()
 
         class SlowFinder:
             def find_spec(name, path=None, target=None):
-                if name == "modscope._read.load":
+                if name == "{module}":
                     imports.set()
                     forked.wait(0.3)
 
         sys.meta_path.insert(0, SlowFinder)
-        thread = threading.Thread(target=lambda: modscope.Capture)
+        thread = threading.Thread(target=lambda: modscope.{name})
         thread.start()
         imports.wait()
         if (pid := os.fork()) == 0:
             signal.alarm(20)
-            os._exit(7 if modscope.Capture else 8)
+            os._exit(7 if modscope.{name} else 8)
         forked.set()
         thread.join()
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """)
-    assert done.stdout == "7\n", done
+    assert done.stdout == "7\n" and "Exception ignored" not in done.stderr, done
 
 
 @pytest.mark.slow

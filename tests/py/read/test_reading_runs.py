@@ -100,6 +100,21 @@ def test_an_honest_run_has_no_leak(recorded, capsys):
     assert "No leaks" in capsys.readouterr().out
 
 
+def test_a_forward_that_is_called_directly_is_said_to_be_no_call(tmp_path, capsys):
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    for name, run in (("direct", Net().forward), ("called", Net())):
+        with record(tmp_path / f"{name}.msc"):
+            kept = run(torch.ones(1000))
+        assert main(["summary", str(tmp_path / f"{name}.msc")]) == 0 and len(kept) == 1000
+        said = " ".join(capsys.readouterr().out.split())
+        about = " KiB of Global were made in a forward that no call of a module is around ("
+        assert (about in said) == (name == "direct")
+        assert ("Net.forward, test_reading_runs.py:" in said) == (name == "direct")
+
+
 def test_two_runs_side_by_side(tmp_path, capsys):
     for name, make in (("a.msc", mlp), ("b.msc", checkpointed)):
         with record(tmp_path / name):
