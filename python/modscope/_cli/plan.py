@@ -146,7 +146,7 @@ def _page(arguments: Namespace, file: str, capture: Capture, made: Report, edits
 
     def changes(window: Window) -> Report:
         plans = _plan_page.changes(capture, made, edits, window)
-        return {**plans, **fit.changes(found, window)} if found else plans
+        return {**fit.changes(found, window), **plans} if found else plans
 
     return page([Source(arguments.file, capture, changes)]).html.encode()
 

@@ -62,6 +62,11 @@ def _wrapped(sentences: Sequence[str], screen: Screen) -> list[str]:
 
 
 def verdict(found: Answer) -> str:
+    return "".join(verdict_parts(found))
+
+
+def verdict_parts(found: Answer) -> tuple[str, str]:
+    """What is needed and what there is; and the answer."""
     job, before, gpu = found.job, found.before, found.gpu
     verb = "reserved" if job.caching else "allocated"
     most = _most(before.reserved, job.is_lower_bound or not _is_complete(found))
@@ -71,9 +76,9 @@ def verdict(found: Answer) -> str:
         f"{room_on(gpu, found.capacity, nccl_bytes(job.capture))}:"
     )
     if before.fits and not _is_complete(found):
-        return f"{first} whether a whole step fits is not known."
+        return f"{first} ", "whether a whole step fits is not known."
     other = found.other_kernels
-    return f"{first} {_answer(found)}{f' {other.sentence}' if other else ''}"
+    return f"{first} ", f"{_answer(found)}{f' {other.sentence}' if other else ''}"
 
 
 def _answer(found: Answer) -> str:

@@ -198,6 +198,8 @@ class Recording:
         try:
             _recordings.discard(self)
             self.note_rank()
+            if _native.out_of_memory()[0] > self._failures_before and (line := oom_report.requested_by()):
+                end["requested_by"] = line
             end |= (
                 self._rank
                 | self._find_owners()

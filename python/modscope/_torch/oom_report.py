@@ -9,6 +9,8 @@ import torch
 from modscope import _native
 from modscope._read import cells as _cells
 
+_BY = "requested by "
+
 
 def text_of(error: BaseException) -> str:
     """The exception's message, encodable as UTF-8; empty if the exception cannot be converted to text."""
@@ -29,6 +31,12 @@ def _is_of_failure(error: BaseException, requested: int) -> bool:
 def _shown(report: str) -> str:
     """The report as a note, with the cells of a notebook by their numbers."""
     return _cells.show_names(report.rstrip("\n"), _native.stack_files())
+
+
+def requested_by() -> str:
+    """The line that requested what the latest failed allocation could not have; "" if it is not known."""
+    lines = _shown(_native.out_of_memory()[1]).splitlines()
+    return next((line.strip().removeprefix(_BY) for line in lines if line.strip().startswith(_BY)), "")
 
 
 def add_note(error: BaseException) -> None:

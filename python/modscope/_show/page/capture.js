@@ -262,8 +262,9 @@ class Capture {
     return Uint8Array.from(templateKey, (key) => (key === wanted ? 1 : 0));
   }
 
-  /* The `most` largest blocks of a device, oldest first among equals. `mask` limits their templates, or is null. */
-  largestBlocks(tick, device, most, mask) {
+  /* The `most` largest blocks of a device, oldest first among equals. `mask` limits their templates, or is null. `together`:
+   * equal blocks of modules that differ only in numbers are one row. */
+  largestBlocks(tick, device, most, mask, together = false) {
     const { template, templateBytes } = this;
     const found = [];
     this.eachHeld(tick, device, (lifetime) => {
@@ -275,10 +276,40 @@ class Capture {
       const sizes = Float64Array.from(found, bytesOf).sort();
       least = sizes[sizes.length - most];
     }
+    if (together) return this.foldBlocks(found, most);
     const rows = found.filter((lifetime) => bytesOf(lifetime) >= least)
       .map((lifetime) => ({ lifetime, bytes: bytesOf(lifetime), allocation: this.allocationOf(lifetime) }));
     rows.sort((a, b) => b.bytes - a.bytes || a.allocation.time - b.allocation.time || a.lifetime - b.lifetime);
     return { rows: rows.slice(0, most), count: found.length };
+  }
+
+  /* A number for each template; equal ones in modules that differ only in numbers share it. */
+  get templateAlike() {
+    if (this.alikeTemplates) return this.alikeTemplates;
+    const numbers = new Map(), patterns = this.modules.fqn.map(mergeNumbers);
+    return (this.alikeTemplates = Uint32Array.from(this.templateBytes, (bytes, i) => {
+      const key = [bytes, this.templateCategory[i], this.templateKind[i], this.templatePhase[i], this.templateOutside[i], this.templateStack[i], patterns[this.modules.templateModule[i]]].join();
+      if (!numbers.has(key)) numbers.set(key, numbers.size);
+      return numbers.get(key);
+    }));
+  }
+
+  /* Rows of equal blocks, those with most bytes first: {lifetime, bytes (of each), allocation (of the first), count, lastStep,
+   * modules}. */
+  foldBlocks(lifetimes, most) {
+    const alike = this.templateAlike, rows = new Map();
+    for (const lifetime of lifetimes) {
+      const template = this.template[lifetime], key = alike[template];
+      const row = rows.get(key);
+      if (!row) rows.set(key, { lifetime, bytes: this.templateBytes[template], count: 1, last: lifetime, modules: new Set([template]) });
+      else row.count++, row.last = lifetime, row.modules.add(template);
+    }
+    const sorted = [...rows.values()].sort((a, b) => b.bytes * b.count - a.bytes * a.count || a.lifetime - b.lifetime);
+    const shown = sorted.slice(0, most).map((row) => {
+      const modules = new Set([...row.modules].map((template) => this.modules.templateModule[template]));
+      return { ...row, modules, allocation: this.allocationOf(row.lifetime), lastStep: this.allocationOf(row.last).step };
+    });
+    return { rows: shown, count: sorted.length };
   }
 
   /* ---- over time ---- */

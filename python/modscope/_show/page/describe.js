@@ -1,5 +1,7 @@
 /* describe.js - writes into the page what is shown: the capture, the view, the moment, the module. */
 
+const OOM_LINES = 4; /* as many lines as the report on stderr has */
+
 function atLeast(capture, tick, text) {
   return capture.isLowerBound(tick) ? `at least ${text}` : text;
 }
@@ -8,7 +10,8 @@ function describeCapture(page) {
   const { metadata } = page.capture;
   document.title = metadata.title;
   find("program").replaceChildren(bdi(metadata.program));
-  find("sentence").replaceChildren(...metadata.sentence.map(([text, isStrong]) => (isStrong ? make("strong", "", text) : text)));
+  for (const id of ["sentence", "lead"])
+    find(id).replaceChildren(...metadata[id].map(([text, isStrong]) => (isStrong ? make("strong", "", text) : text)));
   find("facts").textContent = metadata.facts;
   find("notes").replaceChildren(...metadata.notes.map((text) => make("li", "", text)));
   find("captures").value = String(page.index);
@@ -51,8 +54,22 @@ function describeOom(page) {
   ];
   if (reserved)
     rows.push([size(reserved), `was reserved by the allocator, ${size(Math.max(reserved - held, 0))} more than was allocated.`]);
+  if (capture.metadata.requested_by) rows.unshift(["requested by", bdi(capture.metadata.requested_by, "fqn")]);
+  rows.push(...makeOomLines(page, last));
   find("oom-figures").replaceChildren(...rows.flatMap(([figure, text]) => [make("dt", "", figure), make("dd", "", text)]));
   Object.assign(find("oom").dataset, { requested, held, reserved, moment: capture.momentOf(tick) });
+}
+
+/* The lines that made most of what was held when an allocation failed, as rows of a figure and a button. */
+function makeOomLines(page, { tick, device }) {
+  const { capture } = page;
+  if (!capture.stacks.areKnown) return [];
+  const keys = capture.keys("line"), sums = keys.sumsAt(capture, tick, device, null);
+  return keys.largestAt(capture, tick, device, null).slice(0, OOM_LINES).map((key) => {
+    const button = makeButton("link", lineText(keys.labels[key]));
+    button.addEventListener("click", () => page.selectGroup({ by: "line", key: keys.texts[key] }));
+    return [size(sums[key]), button];
+  });
 }
 
 function describeView(page) {
@@ -65,6 +82,7 @@ function describeView(page) {
   find("thumb").style.width = `${(100 * (to - from)) / length}%`;
   find("zoom-all").disabled = find("zoom-out").disabled = timeline.isWholeRun();
   describeFold(timeline);
+  describeRange(page);
   describeChange(page);
   for (const button of find("groupings").children) button.setAttribute("aria-checked", button.dataset.by === page.by);
   for (const button of find("axes").children) button.setAttribute("aria-checked", button.dataset.axis === timeline.axis);
@@ -72,11 +90,27 @@ function describeView(page) {
   Object.assign(document.body.dataset, { from, to, axis: timeline.axis, folded: timeline.isFolded });
 }
 
+/* While the timeline is zoomed in, the steps, the phases and the modules that its range begins and ends in. */
+function describeRange({ timeline, capture }) {
+  const box = find("range-text"), { from, to } = timeline.range();
+  box.hidden = !timeline.isZoomed();
+  if (box.hidden) return;
+  const ticks = [from, to].map((at) => timeline.tickAt(at));
+  const [first, last] = ticks.map((tick) => capture.positionAt(tick));
+  const words = ({ step, phase, module }, withStep) => {
+    const running = phase === "idle" ? "between calls" : `${phase}${module === "Global" ? "" : ` of ${label(module)}`}`;
+    return withStep ? `${step ? `step ${step}` : "before step 1"}, ${running}` : running;
+  };
+  const begin = words(first, true), end = words(last, first.step !== last.step), isSame = words(first, true) === words(last, true);
+  const length = duration((capture.time[ticks[1]] - capture.time[ticks[0]]) / 1e6);
+  box.replaceChildren(`Shown: ${length}, `, bdi(begin), ...(isSame ? ["."] : [" to ", bdi(end), "."]));
+}
+
 /* The button above the hatched band, and the one that folds again. */
 function describeFold(timeline) {
   const { fold } = timeline;
   const band = find("unfold"), button = find("zoom-steps");
-  band.hidden = !timeline.isFolded;
+  band.hidden = !timeline.hasBand();
   button.hidden = !fold;
   if (!fold) return;
   button.disabled = timeline.isFolded && !timeline.isZoomed();
@@ -200,14 +234,16 @@ function momentTooltip(page, tick, group) {
 }
 
 /* What the tooltip says about a box of the treemap. */
-function boxTooltip(page, { module, group, bytes }) {
+function boxTooltip(page, { module, group, bytes, fold, blocks }) {
   const { held } = page, { grouping } = page.timeline;
-  const parts = [make("div", "total", bdi(label(page.capture.modules.fqn[module])))];
+  const parts = [make("div", "total", bdi(label(page.treemap.nameOf(module, fold))))];
+  if (blocks) parts.push(make("div", "", counted(blocks, "block")));
   if (group >= 0) parts.push(make("div", "", make("span", "category", grouping.swatch(group), bdi(grouping.label(group)), ` ${size(bytes)}`)));
   if (group >= 0 && grouping.by === "category") parts.push(...makeKinds(group, page.capture.kindsAt(page.tick, page.device, module)));
-  const subtree = held.subtreeTotal[module];
-  parts.push(make("div", "", `Subtree: ${size(subtree)}, ${percent(subtree, held.total)} of the device`));
-  if (held.ownTotal[module] !== subtree) parts.push(make("div", "", `Own: ${size(held.ownTotal[module])}`));
+  const times = fold?.times ?? 1, subtree = held.subtreeTotal[module] * times, own = held.ownTotal[module] * times;
+  const each = fold ? ` in ${fold.times} modules that are alike` : "";
+  parts.push(make("div", "", `Subtree: ${size(subtree)}${each}, ${percent(subtree, held.total)} of the device`));
+  if (own !== subtree) parts.push(make("div", "", `Own: ${size(own)}`));
   return parts;
 }
 

@@ -31,7 +31,7 @@ class Keys {
   /* For each grouping, the text and the label of a template's key. */
   static readers(capture) {
     const { modules, stacks, templateStack } = capture;
-    const patterns = modules.fqn.map((fqn) => fqn.replace(/(^|\.)\d+(?=\.|$)/g, "$1*"));
+    const patterns = modules.fqn.map(mergeNumbers);
     const uses = new Map();
     for (const module of new Set(modules.templateModule)) uses.set(patterns[module], (uses.get(patterns[module]) ?? 0) + 1);
     const place = (template) => stacks.place(templateStack[template]);

@@ -22,7 +22,7 @@ function handleTimeline(page) {
     const x = xOf(event);
     if (pointers.has(event.pointerId)) {
       if (pointers.size === 2) pinch(page, pointers, event.pointerId, x);
-      else if (isDragging || Math.abs(x - pressed.x) > DRAG) drag(page, pressed, x);
+      else if (isDragging || Math.abs(x - pressed.x) > DRAG) pans(event) ? drag(page, pressed, x) : page.markRange(pressed.x, x);
       isDragging ||= Math.abs(x - pressed.x) > DRAG;
       pointers.set(event.pointerId, x);
       box.classList.toggle("dragging", isDragging);
@@ -33,6 +33,9 @@ function handleTimeline(page) {
   const release = (event) => {
     if (!pointers.delete(event.pointerId)) return;
     box.classList.remove("dragging");
+    const isMarked = page.marked !== null;
+    page.markRange(null);
+    if (isMarked && event.type === "pointerup") zoomTo(page, pressed.x, xOf(event));
     if (!isDragging && event.type === "pointerup") {
       const { tick, coordinate } = timeline.pointAt(xOf(event));
       const { grouping } = timeline, group = grouping.by === "category" ? -1 : timeline.groupAt(xOf(event), yOf(event));
@@ -60,6 +63,18 @@ function handleWheel(page, event, x) {
   } else if (factor > 1 && !timeline.isZoomed()) return;
   else timeline.zoom(factor, timeline.coordinateAt(x));
   event.preventDefault();
+  page.redraw();
+}
+
+/* A finger pans, as it does everywhere, and so does a mouse with Shift; a mouse alone marks the part to zoom to. */
+function pans(event) {
+  return event.shiftKey || event.pointerType === "touch";
+}
+
+function zoomTo(page, a, b) {
+  const { timeline } = page;
+  const at = (x) => timeline.coordinateAt(Math.min(Math.max(x, timeline.left), timeline.right));
+  timeline.setRange(at(Math.min(a, b)), at(Math.max(a, b)));
   page.redraw();
 }
 

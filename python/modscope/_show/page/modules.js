@@ -2,6 +2,8 @@
 
 const DEEPEST = 64; /* A name has at most this many parts; the last part takes the rest of a longer name. */
 
+const BLOCKS_IN_MAP = 300;
+
 function partsOf(fqn) {
   const parts = fqn.split(".");
   return parts.length <= DEEPEST ? parts : [...parts.slice(0, DEEPEST - 1), parts.slice(DEEPEST - 1).join(".")];
@@ -68,6 +70,23 @@ class Modules {
     });
     for (let module = count - 1; module >= 0; module--) this.addToParent(held, module);
     return held;
+  }
+
+  /* What a module owns itself, block by block, the largest first: {group, bytes, blocks}. Those after the first few hundred
+   * are one for each group; `blocks` says how many. */
+  blocksAt(tick, device, grouping, module) {
+    const { capture, templateModule } = this, found = [];
+    capture.eachHeld(tick, device, (lifetime) => {
+      const template = capture.template[lifetime];
+      if (templateModule[template] === module) found.push({ group: grouping.templateGroup[template], bytes: capture.templateBytes[template], blocks: 1 });
+    });
+    found.sort((a, b) => b.bytes - a.bytes);
+    const rest = new Map();
+    for (const { group, bytes } of found.splice(BLOCKS_IN_MAP)) {
+      const sum = rest.get(group) ?? { group, bytes: 0, blocks: 0 };
+      rest.set(group, { group, bytes: sum.bytes + bytes, blocks: sum.blocks + 1 });
+    }
+    return [...found, ...rest.values()];
   }
 
   /* What the treemap draws: the bytes of each module by group, own and subtree; and of these what is selected: the own ones

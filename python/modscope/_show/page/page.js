@@ -33,7 +33,8 @@
  *   #flame-box                data-boxes, data-order, data-bytes (of what fills the width), data-root (its path, or ""),
  *                             data-current (that the keys have reached), data-found (bytes that match, or "")
  *   flame                     tree, held, boxes: what is drawn of it
- * The address: #capture=0&device=cpu&moment=123&module=GPT.h.0&by=line&group=operator:torch.relu&change=fit-0 */
+ * The address: #capture=0&device=cpu&moment=123&module=GPT.h.0&by=line&group=operator:torch.relu&change=fit-0
+ *              &axis=events&range=FROM-TO (coordinates; all: with what comes before the first step)&flame=line */
 
 const BLOCKS_SHOWN = 20;
 
@@ -49,6 +50,7 @@ class Page {
     this.root = -1; /* the module that fills the treemap, or -1 for all */
     this.tick = 0; /* the selected tick */
     this.coordinate = null; /* where in the tick the user clicked, or null */
+    this.marked = null; /* the two ends of the part that a drag marks, in pixels, or null */
     this.hovered = null;
     this.blocks = BLOCKS_SHOWN;
     this.dirty = new Set();
@@ -59,7 +61,9 @@ class Page {
     this.flame = new Flame(find("flame-box"), this);
     this.change = null; /* the chosen one of listChanges, or null */
     this.plans = new PlanPlot(find("plan-plot"), (index) => this.setChange(findChange(this.capture.metadata, `plan-${index}`)));
-    this.tree = new Tree(find("rows"), (module) => this.selectModule(module));
+    this.alike = new Alike();
+    this.tree = new Tree(find("rows"), this.alike, (module) => this.selectModule(module));
+    this.tree.changed = () => this.drawTreemap();
   }
 
   async load(index) {
@@ -94,9 +98,18 @@ class Page {
     this.collectives.show(capture);
     this.drawChange(findChange(metadata, wanted.change));
     this.setTick(wanted.moment === undefined ? this.firstTick() : capture.tickOf(wanted.moment));
+    this.showWanted(wanted);
     describeCapture(this);
     this.redraw("all");
     if (this.module >= 0) this.dirty.add("reveal");
+  }
+
+  /* Shows the axis, the range and the order of the flame graph that an address names. */
+  showWanted({ axis, range, flame }) {
+    if (axis === "events" || axis === "time") this.timeline.setAxis(axis);
+    if (range === "all") this.timeline.showAll(false);
+    else if (range) this.timeline.setRange(...range);
+    if (Object.hasOwn(FLAME_INSIDE, flame ?? "")) this.flame.order = flame;
   }
 
   /* Shows another capture, with the same device and module where it has them. */
@@ -244,6 +257,13 @@ class Page {
     this.redraw();
   }
 
+  /* Marks the part of the timeline that a drag is about to zoom to; null: none. */
+  markRange(from, to) {
+    const had = this.marked;
+    this.marked = from === null ? null : [from, to];
+    if (had || this.marked) this.redraw("points");
+  }
+
   /* `group`: the one under the pointer, or -1. `x`, `y`: in the window. */
   hover(point, x, y, group = -1) {
     this.hovered = point;
@@ -290,8 +310,9 @@ class Page {
       this.timeline.draw(this.theme);
       this.collectives.draw(this.theme, this.timeline);
       describeView(this);
+      this.keepView();
     }
-    this.timeline.drawPoints({ tick: this.tick, coordinate: this.coordinate }, this.hovered);
+    this.timeline.drawPoints({ tick: this.tick, coordinate: this.coordinate }, this.hovered, this.marked);
     if (is("all", "moment", "module") || this.timeline.grouping !== before) this.renderMoment();
     if (is("focus")) find("place-title").focus();
     if (is("reveal")) this.tree.reveal(this.module);
@@ -299,18 +320,33 @@ class Page {
 
   renderMoment() {
     const { capture, device, tick, module } = this;
+    find("together").setAttribute("aria-pressed", this.alike.together);
     this.held = capture.modules.heldAt(tick, device);
     describeMoment(this);
+    this.alike.show(capture.modules, this.held);
+    if (module >= 0) this.alike.reveal(module);
     this.tree.show(capture.modules, this.held, module);
-    if (this.root >= 0 && !this.held.subtreeTotal[this.root]) this.root = -1;
-    const { grouping } = this.timeline;
-    const parts = capture.modules.partsAt(tick, device, grouping, capture.templateMask(module, this.group));
-    this.treemap.draw(this.theme, capture.modules, this.held, this.root, module, grouping, parts);
-    find("treemap").dataset.boxes = this.treemap.boxes.length;
-    describeTreemapRoot(this);
+    this.drawTreemap();
     this.flame.draw(this.theme);
     this.showBlocks();
     this.writeAddress();
+  }
+
+  drawTreemap() {
+    const { capture, device, tick, module, held } = this, { grouping } = this.timeline;
+    if (this.root >= 0 && !held.subtreeTotal[this.root]) this.root = -1;
+    const parts = capture.modules.partsAt(tick, device, grouping, capture.templateMask(module, this.group));
+    parts.blocks = this.root < 0 ? [] : capture.modules.blocksAt(tick, device, grouping, this.root);
+    this.treemap.draw(this.theme, capture.modules, held, this.root, module, grouping, parts, this.alike);
+    find("treemap").dataset.boxes = this.treemap.boxes.length;
+    describeTreemapRoot(this);
+  }
+
+  /* Shows modules that are alike as one, or each. */
+  setTogether(together) {
+    this.alike.setTogether(together);
+    this.renderMoment();
+    if (this.sources.length > 1) this.compareModules();
   }
 
   showBlocks() {
@@ -329,12 +365,23 @@ class Page {
     if (this.by !== "category") parameters.set("by", this.by);
     if (this.group) parameters.set("group", `${this.group.by}:${this.group.key}`);
     if (capacityOf(capture.metadata)) parameters.set("change", keyOf(this.change));
+    const { timeline } = this, { from, to } = timeline.range();
+    if (timeline.axis !== "time") parameters.set("axis", timeline.axis);
+    if (timeline.isZoomed()) parameters.set("range", `${Math.round(from)}-${Math.round(to)}`);
+    else if (timeline.fold && !timeline.isFolded) parameters.set("range", "all");
+    if (this.flame.order !== "module") parameters.set("flame", this.flame.order);
     this.address = `#${parameters}`;
     try {
       history.replaceState(null, "", this.address);
     } catch {
       /* The browser refuses too many changes and addresses that are too long. The old address is kept. */
     }
+  }
+
+  /* Writes the address when the view has not changed for a moment: browsers refuse too many changes. */
+  keepView() {
+    clearTimeout(this.writing);
+    this.writing = setTimeout(() => this.writeAddress(), 200);
   }
 
   async followAddress() {
@@ -346,8 +393,11 @@ class Page {
     const text = (name) => parameters.get(name) ?? undefined;
     const index = number("capture", this.sources.length - 1) ?? 0;
     const [, by, key] = text("group")?.match(/^(\w+):(.*)$/s) ?? [];
+    const [, from, to] = text("range")?.match(/^(\d{1,16})-(\d{1,16})$/) ?? [];
+    const range = Number(from) < Number(to) ? [Number(from), Number(to)] : text("range");
     await this.show(index, {
       device: text("device"), module: text("module"), moment: number("moment", 2 ** 53), change: text("change"), by: text("by"), group: { by, key },
+      axis: text("axis"), range: range === "all" || Array.isArray(range) ? range : undefined, flame: text("flame"),
     });
   }
 
@@ -373,7 +423,7 @@ class Page {
     const title = (id) => bdi(find(id).selectedOptions[0].text);
     find("changes-title").replaceChildren("Difference at the peak, from ", title("changes-a"), " to ", title("changes-b"));
     const rows = changesBetween(ownAtPeak(a, a.metadata.main), ownAtPeak(b, deviceOf(b)));
-    fillChanges(rows, showAll, (fqn) => this.selectModuleByName(fqn));
+    fillChanges(this.alike.together ? foldChanges(rows) : rows, showAll, (fqn) => this.selectModuleByName(fqn));
   }
 
   /* ---- events ---- */
@@ -421,8 +471,11 @@ class Page {
       this.redraw();
     });
     for (const button of find("groupings").children) button.addEventListener("click", () => this.setGrouping(button.dataset.by));
-    on("open-all", () => this.tree.setAllExpanded(true));
-    on("close-all", () => this.tree.setAllExpanded(false));
+    for (const [id, isExpanded] of [["open-all", true], ["close-all", false]]) on(id, () => {
+      this.tree.setAllExpanded(isExpanded);
+      this.setTogether(!isExpanded);
+    });
+    on("together", () => this.setTogether(!this.alike.together));
     on("tree-more", () => { this.tree.limit = Infinity; this.tree.render(); });
     on("blocks-more", () => { this.blocks *= 5; this.showBlocks(); });
     on("changes-more", () => this.compareModules(true));

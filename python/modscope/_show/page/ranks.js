@@ -121,7 +121,7 @@ class RanksJob {
     if (axis === "step") {
       const count = last_step - first_step + 1, every = Math.max(Math.ceil(decimalStep((70 * count) / width)), 1);
       for (let step = first_step; step <= last_step; step++)
-        if (step % every === 0 || count === 1) ticks.push([(step - first_step) / count, step ? `step ${step}` : "before step 1"]);
+        if (step % every === 0 || count === 1) ticks.push([(step - first_step) / count, step ? `step ${step}` : width < 100 * count ? "" : "before step 1"]);
       return ticks;
     }
     const every = decimalStep((90 * (end - begin)) / width);
@@ -145,8 +145,10 @@ class RanksPage {
     this.theme = new Theme();
     this.pointed = null;
     this.allRows = false;
+    this.together = true; /* whether modules that are alike are one row */
     const asked = new URLSearchParams(location.hash.slice(1));
-    this.axis = asked.get("axis") === "step" ? "step" : "time";
+    this.firstAxis = job.isPredicted ? "step" : "time";
+    this.axis = ["step", "time"].includes(asked.get("axis")) ? asked.get("axis") : this.firstAxis;
     this.shade = asked.get("shade") === "difference" ? "difference" : "bytes";
     const highest = job.ranks.reduce((a, b, i) => (b.peak > job.ranks[a].peak ? i : a), 0);
     const found = job.ranks.findIndex((rank) => String(rank.rank) === asked.get("rank"));
@@ -157,6 +159,7 @@ class RanksPage {
   start() {
     find("main").hidden = false;
     this.listen();
+    if (this.job.isPredicted) find("axis").firstElementChild.title = "Predicted ranks share a virtual clock";
     find("ranks-compared").textContent = `Compared with ${this.job.usual}`;
     for (const head of find("ranks").querySelectorAll("th[data-node]")) head.hidden = !this.job.hasNodes;
     this.listDifferences();
@@ -184,7 +187,7 @@ class RanksPage {
     if (index < 0 || index >= this.job.ranks.length) return;
     this.index = index;
     const rank = this.job.ranks[index];
-    showRank(this.job, rank);
+    showRank(this.job, rank, this.together);
     drawRankTimeline(this.theme, this.job, index, this.axis);
     this.drawMarks();
     this.listRanks();
@@ -200,7 +203,7 @@ class RanksPage {
 
   keepAddress() {
     const words = [`rank=${this.job.ranks[this.index].rank}`];
-    if (this.axis !== "time") words.push(`axis=${this.axis}`);
+    if (this.axis !== this.firstAxis) words.push(`axis=${this.axis}`);
     if (this.shade !== "bytes") words.push(`shade=${this.shade}`);
     history.replaceState(null, "", `#${words.join("&")}`);
   }
@@ -308,6 +311,11 @@ class RanksPage {
     find("rank-next").addEventListener("click", () => this.select(this.index + 1));
     find("rank-highest").addEventListener("click", () => this.select(this.highest));
     find("ranks-more").addEventListener("click", () => ((this.allRows = true), this.listRanks()));
+    find("together").addEventListener("click", () => {
+      this.together = !this.together;
+      find("together").setAttribute("aria-pressed", this.together);
+      showModules(this.job, this.job.ranks[this.index], this.together);
+    });
     find("theme").addEventListener("click", () => this.switchTheme());
     document.addEventListener("keydown", (event) => this.shortcut(event));
     window.addEventListener("resize", () => this.redraw());

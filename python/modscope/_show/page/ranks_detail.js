@@ -92,16 +92,30 @@ function sumOf(bytes) {
   return bytes.reduce((a, b) => a + b, 0);
 }
 
-function showModules(job, rank) {
-  const rows = job.tables[rank.table];
-  const most = Math.max(...rows.map((row) => sumOf(row.slice(1))), 1);
+/* Rows of a table as {name, bytes, modules}; while like modules are together, those of equal bytes whose names differ only in
+ * numbers are one row. */
+function rowsOf(job, table, together) {
+  const rows = new Map();
+  for (const [number, ...bytes] of table) {
+    const name = number < 0 ? "" : job.names[number], key = together ? `${mergeNumbers(name)} ${bytes.join()}` : number;
+    const same = rows.get(key);
+    if (!same) rows.set(key, { name, bytes, modules: [name] });
+    else same.modules.push(name), (same.name = mergeNumbers(name)), (same.bytes = same.bytes.map((each, i) => each + bytes[i]));
+  }
+  const isRest = ({ name }) => name === "";
+  return [...rows.values()].sort((a, b) => isRest(a) - isRest(b) || sumOf(b.bytes) - sumOf(a.bytes));
+}
+
+function showModules(job, rank, together) {
+  const rows = rowsOf(job, job.tables[rank.table], together);
+  const most = Math.max(...rows.map((row) => sumOf(row.bytes)), 1);
   const body = find("rank-modules").tBodies[0];
   body.replaceChildren();
-  for (const [name, ...bytes] of rows) {
-    const total = sumOf(bytes), row = make("tr"), text = name < 0 ? "all other modules" : label(job.names[name]);
-    const module = make("td", "module", bdi(text, name < 0 ? "" : "fqn"));
+  for (const { name, bytes, modules } of rows) {
+    const total = sumOf(bytes), row = make("tr"), text = name ? label(name) : "all other modules";
+    const module = make("td", "module", bdi(text, name ? "fqn" : ""), modules.length > 1 ? ` (${modules.length} alike)` : "");
     row.append(module, make("td", "wide", categoryBar(bytes, most)), make("td", "figure", size(total)), make("td", "figure", percent(total, rank.peak)));
-    row.dataset.module = name < 0 ? "" : job.names[name];
+    row.dataset.module = name;
     row.dataset.bytes = bytes.join();
     body.append(row);
   }
@@ -121,7 +135,7 @@ function showLegend(job, rank) {
   }
 }
 
-function showRank(job, rank) {
+function showRank(job, rank, together) {
   const title = find("rank-title");
   const place = rank.place ? ` (${rank.place})` : "";
   title.replaceChildren(make("strong", "", `Rank ${rank.rank}`), `${place}: peak of `, make("strong", "", `${rank.atLeast ? "at least " : ""}${size(rank.peak)}`), rank.device ? ` on ${rank.device}` : "");
@@ -130,5 +144,5 @@ function showRank(job, rank) {
   find("rank-facts").replaceChildren(`${rank.when}${reserved} · ${compared} · ${counted(rank.steps, "step")} · `, make("span", rank.ok ? "" : "alarm", rank.ended));
   find("rank-file").replaceChildren(`Every event of this rank:  modscope report `, bdi(rank.file));
   showLegend(job, rank);
-  showModules(job, rank);
+  showModules(job, rank, together);
 }

@@ -24,7 +24,7 @@ function addModuleCell(row, fqn, select) {
 /* Shows the `most` largest blocks of the page's tick: all, or those of the selected module or group. */
 function fillBlocks(page, most) {
   const { capture, tick } = page;
-  const { rows, count } = capture.largestBlocks(tick, page.device, most, capture.templateMask(page.module, page.group));
+  const { rows, count } = capture.largestBlocks(tick, page.device, most, capture.templateMask(page.module, page.group), page.alike.together);
   const now = capture.time[tick] / 1e6;
   for (const title of find("blocks").querySelectorAll("th.of-line")) title.hidden = !capture.stacks.areKnown;
   find("blocks").tBodies[0].replaceChildren(...rows.map((block) => makeBlockRow(page, block, now)));
@@ -32,10 +32,10 @@ function fillBlocks(page, most) {
   find("blocks-none").hidden = rows.length > 0;
   const more = find("blocks-more");
   more.hidden = rows.length >= count;
-  more.textContent = `Show more (${counted(count, "block")} in total)`;
+  more.textContent = `Show more (${counted(count, page.alike.together ? "row" : "block")} in total)`;
 }
 
-function makeBlockRow(page, { lifetime, bytes, allocation }, now) {
+function makeBlockRow(page, { lifetime, bytes, allocation, count = 1, lastStep = allocation.step, modules }, now) {
   const { capture } = page;
   const template = capture.template[lifetime];
   const category = capture.templateCategory[template], isOutside = capture.templateOutside[template], kind = capture.templateKind[template];
@@ -43,23 +43,33 @@ function makeBlockRow(page, { lifetime, bytes, allocation }, now) {
   const row = make("tr");
   Object.assign(row.dataset, {
     bytes, category: CATEGORIES[category], fqn, phase: PHASES[capture.templatePhase[template]], step: allocation.step,
-    age: Math.round((now - allocation.time) * 1e6) / 1e6, outside: isOutside,
+    age: Math.round((now - allocation.time) * 1e6) / 1e6, outside: isOutside, count,
   });
-  addCell(row, size(bytes), "figure");
+  addCell(row, count > 1 ? `${count} × ${size(bytes)}` : size(bytes), "figure");
   addCategoryCell(row, category, isOutside, kind);
   if (kind) row.dataset.kind = KINDS[kind][0];
-  addModuleCell(row, fqn, (name) => page.selectModuleByName(name));
+  const name = modules?.size > 1 ? mergeNumbers(fqn) : fqn;
+  addModuleCell(row, name, () => (name === fqn ? page.selectModuleByName(fqn) : page.selectGroup({ by: "module", key: name })));
   if (capture.stacks.areKnown) addPlaceCells(page, row, capture.stacks.place(capture.templateStack[template]));
   addCell(row, row.dataset.phase);
-  addCell(row, String(allocation.step), "figure");
+  addCell(row, lastStep > allocation.step ? `${allocation.step}-${lastStep}` : String(allocation.step), "figure");
   addCell(row, duration(Math.max(now - allocation.time, 0)), "figure");
   return row;
+}
+
+/* "train.py:41 in forward", in which the number of the line is never broken. */
+function lineText(text) {
+  const [, file, number, rest] = text.match(/^(.*):(\d+|[?])(.*)$/s) ?? [];
+  if (file === undefined) return bdi(text);
+  const whole = bdi("");
+  whole.append(file, make("span", "number", `:${number}`), rest);
+  return whole;
 }
 
 /* The line and the operator that made a block. A click on the row selects the line. */
 function addPlaceCells(page, row, place) {
   Object.assign(row.dataset, { file: place.file ?? "", line: place.line ?? "", function: place.function ?? "", operator: place.operator ?? "" });
-  const line = makeButton("link", bdi(clean(place.short || place.describe())));
+  const line = makeButton("link", lineText(clean(place.short || place.describe())));
   line.title = clean(place.describe());
   line.addEventListener("click", (event) => page.selectGroup({ by: "line", key: place.key }, event.detail === 0));
   row.addEventListener("click", (event) => event.target.closest("button") || page.selectGroup({ by: "line", key: place.key }));
@@ -74,7 +84,7 @@ function addSurvivorLine(capture, row, lines, select) {
   const key = `${first.file}:${first.line} in ${first.function}`;
   Object.assign(row.dataset, { file: first.file, line: first.line, function: first.function });
   const isShown = capture.keys("line").numbers.has(key);
-  const text = bdi(clean(`${first.file.split("/").pop()}:${first.line} in ${first.function}`));
+  const text = lineText(clean(`${first.file.split("/").pop()}:${first.line} in ${first.function}`));
   const inside = isShown ? makeButton("link", text) : make("span", "link", text);
   inside.title = clean(key);
   if (isShown) inside.addEventListener("click", () => select(key));
@@ -153,6 +163,17 @@ function changesBetween(a, b) {
     .sort((x, y) => Math.abs(y.change) - Math.abs(x.change) || compareNames(x.fqn, y.fqn));
 }
 
+/* The changes of modules whose names differ only in numbers and which changed alike, as one: `count` says how many. */
+function foldChanges(rows) {
+  const folded = new Map();
+  for (const row of rows) {
+    const name = mergeNumbers(row.fqn), key = `${row.category} ${row.before} ${row.after} ${name}`, same = folded.get(key);
+    if (!same) folded.set(key, { ...row, first: row.fqn, count: 1 });
+    else Object.assign(same, { fqn: name, count: same.count + 1, before: same.before + row.before, after: same.after + row.after, change: same.change + row.change });
+  }
+  return [...folded.values()].sort((x, y) => Math.abs(y.change) - Math.abs(x.change) || compareNames(x.fqn, y.fqn));
+}
+
 function fillChanges(rows, showAll, select) {
   const shown = showAll ? rows : rows.slice(0, CHANGES_SHOWN);
   const most = rows.length ? Math.abs(rows[0].change) : 1;
@@ -167,7 +188,8 @@ function fillChanges(rows, showAll, select) {
     addCell(row, size(each.before), "figure");
     addCell(row, size(each.after), "figure");
     addCategoryCell(row, each.category, false);
-    addModuleCell(row, each.fqn, select);
+    addModuleCell(row, each.fqn, () => select(each.first ?? each.fqn));
+    if (each.count > 1) row.lastChild.append(` (${each.count} alike)`);
     return row;
   }));
   const more = find("changes-more");

@@ -33,7 +33,7 @@ class Timeline extends Plot {
   draw(theme) {
     const { context, width, height } = prepareCanvas(this.base);
     this.axisLeft = width < 520 ? 56 : 66;
-    this.left = this.axisLeft + (this.isFolded ? FOLD_WIDTH : 0);
+    this.left = this.axisLeft + (this.hasBand() ? FOLD_WIDTH : 0);
     this.right = width - MARGIN.right;
     this.bottom = height - MARGIN.bottom;
     this.theme = theme;
@@ -50,7 +50,7 @@ class Timeline extends Plot {
     if (this.hasReserved()) this.drawReserved(context);
     drawEdited(this, context);
     this.placeLostLabels();
-    if (this.isFolded) this.drawFold(context);
+    if (this.hasBand()) this.drawFold(context);
     this.texts.draw();
     this.labels = this.texts.placed.filter((label) => label.text);
   }
@@ -81,14 +81,26 @@ class Timeline extends Plot {
     this.placeReservedLabel(this.mostReserved());
   }
 
-  /* Above or below the line, at the left or the right end of the plot. */
+  /* Above or below the line where it is highest, at the right or the left end of that part of it. */
   placeReservedLabel(most) {
     const isAbovePlot = most > this.top;
     const text = `${isAbovePlot ? "↑ " : ""}reserved ${size(most)}`;
-    const ends = [this.left + 6, this.right - 6 - this.texts.width(text, this.font)];
+    const width = this.texts.width(text, this.font), { begin, end } = this.mostReservedPart(most);
+    const within = (x) => Math.min(Math.max(x, this.left + 6), this.right - 6 - width);
+    const ends = isAbovePlot ? [this.left + 6, this.right - 6 - width] : [within(end - 6 - width), within(begin + 6)];
     const heights = isAbovePlot ? [MARGIN.top + LINE / 2, MARGIN.top + 1.5 * LINE] : [this.y(most) - 9, this.y(most) + 10];
     const candidates = heights.flatMap((y) => ends.map((x) => ({ x, y })));
     this.texts.place("reserved", text, candidates, { ...this.textStyle(this.theme.ink), background: this.theme.paper }, this.plotBounds());
+  }
+
+  /* The last part of the range in which so much was reserved, in pixels. */
+  mostReservedPart(most) {
+    const { ticks, bytes } = this.capture.reserved[this.device];
+    const { from, to } = this.range();
+    let last = lastIndexUpTo(ticks, this.tickAt(to));
+    while (last > 0 && bytes[last] !== most) last--;
+    const until = last + 1 < ticks.length ? Math.min(this.coordinateOf(ticks[last + 1]), to) : to;
+    return { begin: this.x(Math.max(this.coordinateOf(ticks[last]), from)), end: this.x(until) };
   }
 
   plotBounds() {
@@ -152,6 +164,9 @@ class Timeline extends Plot {
     const spacing = (this.right - this.left) / Math.max(steps.length, 1);
     const every = decimalStep(Math.max(64 / spacing, 1));
     const bounds = { left: 0, right: this.right + MARGIN.right, top: 0, bottom: MARGIN.top };
+    const open = this.capture.stepAt(this.tickAt(from)), text = `step ${open}`;
+    const isOpen = open && this.isZoomed() && (!steps.length || steps[0][0] > this.left + this.texts.width(text, this.font) + 12);
+    if (isOpen) this.texts.place("step", text, [{ x: this.left + 4, y: 9 }], this.textStyle(), bounds);
     for (const [x, number] of steps) {
       const isNamed = (number % every === 0 || every === 1) &&
         this.texts.place("step", `step ${number}`, [{ x: x + 4, y: 9 }], this.textStyle(), bounds);
@@ -263,12 +278,23 @@ class Timeline extends Plot {
     this.texts.place(kind, text, candidates, style, this.plotBounds());
   }
 
-  /* Draws the selected and the hovered point above the rest: {tick, coordinate}, where the coordinate may be null. */
-  drawPoints(selected, hovered) {
+  /* Draws the selected and the hovered point above the rest: {tick, coordinate}, where the coordinate may be null. `marked`:
+   * the two ends of the part that a drag marks, or null. */
+  drawPoints(selected, hovered, marked = null) {
     const { context } = prepareCanvas(this.over);
     if (!this.theme) return;
+    if (marked) this.drawMarked(context, ...marked);
     this.marks.hovered = this.drawPoint(context, hovered, this.theme.soft, [3, 3]);
     this.marks.selected = this.drawPoint(context, selected, this.theme.accent, []);
+  }
+
+  drawMarked(context, a, b) {
+    const from = Math.max(Math.min(a, b), this.left), to = Math.min(Math.max(a, b), this.right);
+    context.fillStyle = this.theme.accent;
+    context.globalAlpha = 0.18;
+    context.fillRect(from, MARGIN.top, to - from, this.bottom + BAND - MARGIN.top);
+    context.globalAlpha = 1;
+    for (const x of [from, to]) context.fillRect(Math.round(x), MARGIN.top, 1, this.bottom + BAND - MARGIN.top);
   }
 
   drawPoint(context, point, colour, dash) {

@@ -5,16 +5,19 @@ const ROWS_SHOWN = 400;    /* Further rows are added on request. */
 const BAR = { least: 60, most: 140 }; /* width of the category bars in pixels */
 
 class Tree {
-  /* `rows`: the element that contains the rows; `select(module)`: called when a row is selected. */
-  constructor(rows, select) {
+  /* `rows`: the element that contains the rows; `alike`: which modules are shown as one; `select(module)`: called when a row
+   * is selected. */
+  constructor(rows, alike, select) {
     this.rows = rows;
+    this.alike = alike;
     this.select = select;
     this.sort = "subtree";
     this.isDescending = true;
     this.search = "";
     this.limit = ROWS_SHOWN;
     this.bar = BAR.most;
-    this.focused = null; /* fqn of the row that has the Tab stop */
+    this.focused = null; /* key of the row that has the Tab stop: a module's fqn, or a unit's key */
+    this.changed = () => {}; /* called when like modules were folded or unfolded */
     this.expanded = new Map(); /* by fqn: whether the user expanded (true) or collapsed (false) the row */
   }
 
@@ -28,8 +31,16 @@ class Tree {
   compare(a, b) {
     const { held, modules } = this;
     const by = { subtree: held.subtreeTotal, own: held.ownTotal }[this.sort];
-    const byName = compareNames(modules.name[a], modules.name[b]);
-    return (by ? by[a] - by[b] : byName) * (this.isDescending ? -1 : 1) || byName;
+    const byName = compareNames(modules.name[a.module], modules.name[b.module]);
+    const bytes = ({ module, members }) => by[module] * (members?.length ?? 1);
+    return (by ? bytes(a) - bytes(b) : byName) * (this.isDescending ? -1 : 1) || byName;
+  }
+
+  /* The rows below a module: its children, of which those that are alike are one. What is searched for is shown as it is. */
+  unitsOf(module) {
+    const children = this.childrenOf(module);
+    const units = this.matches ? children.map((each) => ({ module: each, members: null, key: this.modules.fqn[each] })) : this.alike.unitsOf(module, children);
+    return units.sort((a, b) => this.compare(a, b));
   }
 
   /* The children that have rows; -1 stands for the parent of the roots. */
@@ -41,9 +52,10 @@ class Tree {
   /* The deepest level to which the tree can be expanded within ROWS_AT_FIRST rows. */
   fittingDepth() {
     const withMemory = (modules) => modules.filter((each) => this.held.subtreeTotal[each] > 0);
-    let level = withMemory(this.modules.roots), rows = level.length, depth = 0;
+    const unitsOf = (module, children) => this.alike.unitsOf(module, withMemory(children));
+    let level = unitsOf(-1, this.modules.roots), rows = level.length, depth = 0;
     while (level.length) {
-      level = level.flatMap((module) => withMemory(this.modules.children[module]));
+      level = level.filter(({ members }) => !members).flatMap(({ module }) => unitsOf(module, this.modules.children[module]));
       rows += level.length;
       if (rows > ROWS_AT_FIRST) break;
       depth++;
@@ -77,10 +89,16 @@ class Tree {
   listRows() {
     const rows = [];
     const visit = (module, level) => {
-      const children = this.childrenOf(module).sort((a, b) => this.compare(a, b));
-      const isExpanded = module < 0 || (children.length > 0 && this.isExpanded(module, level));
-      if (module >= 0) rows.push({ module, level, isExpanded, isLeaf: !children.length });
-      if (isExpanded) for (const child of children) visit(child, level + 1);
+      const isLeaf = !this.childrenOf(module).length;
+      const isExpanded = module < 0 || (!isLeaf && this.isExpanded(module, level));
+      if (module >= 0) rows.push({ module, members: null, key: this.modules.fqn[module], level, isExpanded, isLeaf });
+      if (isExpanded) for (const unit of this.unitsOf(module)) visitUnit(unit, level + 1);
+    };
+    const visitUnit = (unit, level) => {
+      if (!unit.members) return visit(unit.module, level);
+      const isExpanded = this.alike.isUnfolded(unit);
+      rows.push({ ...unit, level, isExpanded, isLeaf: false });
+      if (isExpanded) for (const member of unit.members) visit(member, level + 1);
     };
     visit(-1, -1);
     return rows;
@@ -90,9 +108,7 @@ class Tree {
   render() {
     this.findMatches();
     this.shown = this.listRows();
-    const { fqn } = this.modules;
-    if (!this.shown.some((row) => fqn[row.module] === this.focused))
-      this.focused = this.shown.length ? fqn[this.shown[0].module] : null;
+    if (!this.shown.some((row) => row.key === this.focused)) this.focused = this.shown.length ? this.shown[0].key : null;
     const hadFocus = this.rows.contains(document.activeElement);
     const count = Math.min(this.shown.length, this.limit);
     while (this.rows.children.length > count) this.rows.lastElementChild.remove();
@@ -134,29 +150,27 @@ class Tree {
     return row;
   }
 
-  fillRow(row, { module, level, isExpanded, isLeaf }) {
-    const { modules, held } = this;
-    const fqn = modules.fqn[module];
-    row.module = module;
-    row.dataset.fqn = fqn;
-    row.dataset.own = held.ownTotal[module];
-    row.dataset.subtree = held.subtreeTotal[module];
-    row.dataset.ownBy = JSON.stringify(bytesByCategory(held.own, module * COUNT));
-    row.dataset.subtreeBy = JSON.stringify(bytesByCategory(held.subtree, module * COUNT));
+  fillRow(row, unit) {
+    const { modules, held } = this, { module, members, key, level, isExpanded, isLeaf } = unit;
+    const count = members?.length ?? 1, own = held.ownTotal[module] * count, subtree = held.subtreeTotal[module] * count;
+    const all = (sums) => sums.subarray(module * COUNT, (module + 1) * COUNT).map((bytes) => bytes * count);
+    const ownBy = all(held.own), subtreeBy = all(held.subtree);
+    row.unit = unit;
+    Object.assign(row.dataset, { fqn: key, own, subtree, ownBy: JSON.stringify(bytesByCategory(ownBy)), subtreeBy: JSON.stringify(bytesByCategory(subtreeBy)), count });
     row.setAttribute("aria-level", level + 1);
-    row.setAttribute("aria-selected", module === this.selected);
+    row.setAttribute("aria-selected", !members && module === this.selected);
     if (isLeaf) row.removeAttribute("aria-expanded");
     else row.setAttribute("aria-expanded", isExpanded);
-    row.tabIndex = fqn === this.focused ? 0 : -1;
+    row.tabIndex = key === this.focused ? 0 : -1;
     row.style.setProperty("--level", Math.min(level, 24));
-    const [name, bar, subtree, own, share] = row.children;
+    const [name, bar, subtreeCell, ownCell, share] = row.children;
     name.firstChild.textContent = isLeaf ? "" : isExpanded ? "▾" : "▸";
-    name.lastChild.textContent = fqn === "Global" ? label(fqn) : clean(modules.name[module]) || '""';
-    name.title = clean(fqn);
-    fillBar(bar, held.subtree, module * COUNT, held.subtreeTotal[module], this.largestRoot());
-    subtree.textContent = size(held.subtreeTotal[module]);
-    own.textContent = held.ownTotal[module] ? size(held.ownTotal[module]) : "–";
-    share.textContent = percent(held.subtreeTotal[module], held.total);
+    name.lastChild.textContent = members ? `${unit.numbers} (${count} alike)` : key === "Global" ? label(key) : clean(modules.name[module]) || '""';
+    name.title = members ? `${clean(key)}: ${size(held.subtreeTotal[module])} each. Click to show each` : clean(key);
+    fillBar(bar, subtreeBy, 0, subtree, this.largestRoot());
+    subtreeCell.textContent = size(subtree);
+    ownCell.textContent = own ? size(own) : "–";
+    share.textContent = percent(subtree, held.total);
   }
 
   /* The bytes that a bar of full length stands for. */
@@ -165,18 +179,21 @@ class Tree {
   }
 
   /* ---- focus, expanding, selecting ---- */
-  focusRow(fqn) {
-    this.focused = fqn;
+  focusRow(key) {
+    this.focused = key;
     for (const row of this.rows.children) {
-      const here = row.dataset.fqn === fqn;
+      const here = row.dataset.fqn === key;
       row.tabIndex = here ? 0 : -1;
       if (here) row.focus({ preventScroll: false });
     }
   }
 
-  setExpanded(module, isExpanded) {
-    this.expanded.set(this.modules.fqn[module], isExpanded);
+  setExpanded({ members, key }, isExpanded) {
+    if (!members) this.expanded.set(key, isExpanded);
+    else if (isExpanded) this.alike.unfolded.add(key);
+    else this.alike.unfolded.delete(key);
     this.render();
+    if (members) this.changed();
   }
 
   /* Expands all rows, or collapses them so that only the roots are left. */
@@ -189,9 +206,10 @@ class Tree {
   reveal(module) {
     if (module < 0) return;
     const { parent, fqn } = this.modules;
+    this.alike.reveal(module);
     for (let up = parent[module]; up >= 0; up = parent[up]) this.expanded.set(fqn[up], true);
     this.focused = fqn[module];
-    const at = this.listRows().findIndex((row) => row.module === module);
+    const at = this.listRows().findIndex((row) => row.key === fqn[module]);
     this.limit = Math.max(this.limit, at + 1);
     this.render();
     const row = this.rows.children[at];
@@ -200,10 +218,10 @@ class Tree {
 
   /* Handles a key; returns whether the tree uses it. */
   handleKey(event) {
-    const at = this.shown.findIndex((row) => this.modules.fqn[row.module] === this.focused);
+    const at = this.shown.findIndex((row) => row.key === this.focused);
     if (at < 0) return false;
-    const { module, isExpanded, isLeaf } = this.shown[at];
-    const go = (to) => this.focusRow(this.modules.fqn[this.shown[Math.min(Math.max(to, 0), this.shown.length - 1)].module]);
+    const unit = this.shown[at], { level, isExpanded, isLeaf } = unit;
+    const go = (to) => this.focusRow(this.shown[Math.min(Math.max(to, 0), this.shown.length - 1)].key);
     switch (event.key) {
       case "ArrowDown": go(at + 1); return true;
       case "ArrowUp": go(at - 1); return true;
@@ -212,17 +230,23 @@ class Tree {
       case "PageDown": go(at + 12); return true;
       case "PageUp": go(at - 12); return true;
       case "ArrowRight":
-        if (!isLeaf && !isExpanded) this.setExpanded(module, true);
+        if (!isLeaf && !isExpanded) this.setExpanded(unit, true);
         else if (isExpanded) go(at + 1);
         return true;
       case "ArrowLeft":
-        if (isExpanded) this.setExpanded(module, false);
-        else if (this.modules.parent[module] >= 0) this.focusRow(this.modules.fqn[this.modules.parent[module]]);
+        if (isExpanded) this.setExpanded(unit, false);
+        else if (level) go(this.shown.findLastIndex((row, i) => i < at && row.level < level));
         return true;
-      case "Enter": case " ": this.select(module === this.selected ? -1 : module); return true;
-      case "*": this.setAllExpanded(true); return true;
+      case "Enter": case " ": this.choose(unit); return true;
+      case "*": find("open-all").click(); return true;
       default: return false;
     }
+  }
+
+  /* Selects a module, or clears the selection; shows the members of several that are alike, or folds them again. */
+  choose(unit) {
+    if (unit.members) this.setExpanded(unit, !unit.isExpanded);
+    else this.select(unit.module === this.selected ? -1 : unit.module);
   }
 
   handleClick(event) {
@@ -230,8 +254,8 @@ class Tree {
     if (!row) return;
     this.focused = row.dataset.fqn;
     if (event.target.classList.contains("arrow") && row.hasAttribute("aria-expanded"))
-      this.setExpanded(row.module, row.getAttribute("aria-expanded") !== "true");
-    else this.select(row.module === this.selected ? -1 : row.module);
+      this.setExpanded(row.unit, row.getAttribute("aria-expanded") !== "true");
+    else this.choose(row.unit);
   }
 }
 

@@ -44,30 +44,47 @@ class Treemap {
 
   /* Draws all modules, or the subtree of `root` if it is not -1. `selected` is a module, or -1. `parts`: by the groups of
    * `grouping`, as Modules.partsAt gives them. */
-  draw(theme, modules, held, root, selected, grouping, parts) {
+  draw(theme, modules, held, root, selected, grouping, parts, alike) {
     const { context, width, height } = prepareCanvas(this.canvas);
-    Object.assign(this, { context, theme, modules, held, selected, grouping, parts });
+    Object.assign(this, { context, theme, modules, held, root, selected, grouping, parts, alike });
     this.boxes = []; /* boxes of modules (group -1) and of their own bytes; inner boxes come after outer ones */
     this.titled = new Set();
     context.textBaseline = "middle";
     context.textAlign = "left";
     context.font = `11px ${theme.font}`;
-    const items = root < 0 ? modules.roots.map((module) => this.itemOf(module)) : this.partsOf(root);
+    const items = root < 0 ? this.itemsOf(-1, null) : this.partsOf(root, null);
     this.divide(items, 0, 0, width, height, 0);
     this.outlineSelected();
   }
 
-  itemOf(module) {
-    return { module, group: -1, bytes: this.held.subtreeTotal[module] };
+  /* The children of a module; several that are alike are one item, whose `fold` says what it and all in it stand for:
+   * {times, prefix, name}, where `prefix` begins their fqn and `name` replaces it. */
+  itemsOf(module, fold) {
+    const { modules, held } = this;
+    const children = (module < 0 ? modules.roots : modules.children[module]).filter((each) => held.subtreeTotal[each] > 0);
+    return this.alike.unitsOf(module, children).flatMap((unit) => {
+      const one = (each, within) => ({ module: each, group: -1, bytes: held.subtreeTotal[each] * (within?.times ?? 1), fold: within });
+      if (!unit.members) return [one(unit.module, fold)];
+      if (this.alike.isUnfolded(unit)) return unit.members.map((each) => one(each, fold));
+      const prefix = modules.fqn[unit.module], name = `${module < 0 ? "" : `${this.nameOf(module, fold)}.`}{${unit.numbers}}`;
+      const times = (fold?.times ?? 1) * unit.members.length;
+      return [{ ...one(unit.module, { times, prefix, name }), title: `${unit.numbers} (${unit.members.length} alike)` }];
+    });
   }
 
-  /* A module's children, and its own bytes by group. */
-  partsOf(module) {
-    const items = this.modules.children[module].map((child) => this.itemOf(child));
-    const { own, count } = this.parts;
+  nameOf(module, fold) {
+    const fqn = this.modules.fqn[module];
+    return fold ? fold.name + fqn.slice(fold.prefix.length) : fqn;
+  }
+
+  /* A module's children, and its own bytes by group; those of the module that fills the treemap block by block. */
+  partsOf(module, fold) {
+    const items = this.itemsOf(module, fold);
+    const { own, count, blocks } = this.parts;
+    if (module === this.root && !items.length) return blocks.map((block) => ({ module, ...block, fold }));
     for (let group = 0; group < count; group++) {
       const bytes = own[module * count + group];
-      if (bytes) items.push({ module, group, bytes });
+      if (bytes) items.push({ module, group, bytes: bytes * (fold?.times ?? 1), fold });
     }
     return items;
   }
@@ -83,9 +100,9 @@ class Treemap {
   drawModule(item, [x, y, width, height], depth) {
     if (width < SMALLEST || height < SMALLEST)
       return this.drawPart({ ...item, group: this.largestGroup(item.module), isWhole: true }, [x, y, width, height]);
-    const parts = this.partsOf(item.module).filter((part) => part.bytes > 0);
+    const parts = this.partsOf(item.module, item.fold).filter((part) => part.bytes > 0);
     /* A module without bytes of its own and with one child shows only the child's box. */
-    if (parts.length === 1 && parts[0].group < 0) return this.drawModule(parts[0], [x, y, width, height], depth);
+    if (parts.length === 1 && parts[0].group < 0 && !item.title) return this.drawModule(parts[0], [x, y, width, height], depth);
     this.boxes.push({ ...item, x, y, width, height });
     const framed = width > 14 && height > 14;
     const titled = width > 40 && height > TITLE + 12;
@@ -156,7 +173,7 @@ class Treemap {
   /* Writes the module's name, and its bytes where both fit. */
   writeTitle(item, x, y, width, depth) {
     const { context, theme, modules } = this;
-    const name = clean(depth ? modules.name[item.module] : modules.fqn[item.module]) || '""';
+    const name = item.title ?? (clean(depth ? modules.name[item.module] : modules.fqn[item.module]) || '""');
     const bytes = size(item.bytes);
     context.font = `600 11px ${theme.font}`;
     const bothFit = context.measureText(`${name}  ${bytes}`).width <= width;

@@ -74,6 +74,11 @@ class View {
     return this.view !== null;
   }
 
+  /* Whether the band that stands for the folded part is drawn: not where the range begins later. */
+  hasBand() {
+    return this.isFolded && this.range().from <= this.domain().from;
+  }
+
   isWholeRun() {
     return !this.isZoomed() && !this.isFolded;
   }

@@ -6,13 +6,14 @@ from functools import partial
 
 from modscope._fit.edited_timeline import POINTS, Window, describe_difference, lines_of, moments_of
 from modscope._fit.levers.registry import Tried
-from modscope._fit.text import approximately, cost_of, in_column, notes, verdict
+from modscope._fit.text import approximately, cost_of, in_column, notes, verdict, verdict_parts
 from modscope._fit.verdict import Answer
+from modscope._read.sentence import Sentence
 from modscope._read.summary import Report
 from modscope._read.text import at_least, clean, describe_moment, size
 from modscope._show.pages import Page
 from modscope._show.pages.report import Source, page
-from modscope._virtual.certainty import OPEN, describe
+from modscope._virtual.certainty import FITS, OPEN, describe
 
 _COLUMNS = 160  # A sentence that names a module is not longer.
 
@@ -31,6 +32,7 @@ def changes(found: Answer, window: Window) -> Report:
     job, gpu = found.job, found.gpu
     before = job.curve(POINTS, window)
     return {
+        "verdict": _headline(found),
         "fit": {
             "device": job.number,
             "verb": "reserved" if job.caching else "allocated",
@@ -46,8 +48,18 @@ def changes(found: Answer, window: Window) -> Report:
                 for tried in found.tried
                 if not found.before.fits and (tried.lever.edits or tried.lever.conf)
             ],
-        }
+        },
     }
+
+
+def _headline(found: Answer) -> Sentence:
+    """The verdict and, if it does not fit, the first change that makes it fit."""
+    figures, judged = verdict_parts(found)
+    headline: Sentence = [(clean(figures), False), (clean(judged), True)]
+    helps = next((tried for tried in found.tried if found.verdict_on(tried).answer == FITS), None)
+    if not found.before.fits and helps:
+        headline += [(" It fits with ", False), (clean(helps.lever.name), True), (f": {clean(cost_of(helps))}.", False)]
+    return headline
 
 
 def _lever(found: Answer, tried: Tried, window: Window) -> Report:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from modscope._fit.edited_timeline import POINTS, Window, describe_difference, lines_of, moments_of
 from modscope._plan.plan import ROUGH_TIMES
 from modscope._read.load import Capture
+from modscope._read.sentence import Sentence
 from modscope._read.summary import Report
 from modscope._read.text import at_least, clean, counted, describe_moment, gpu_label, milliseconds, more_time, size
 
@@ -20,6 +21,7 @@ def changes(capture: Capture, made: Report, edits: Sequence[Edits], window: Wind
     device = made["device"]
     curves = [capture.replay(device, each, points=POINTS, window=window)["curve"] for each in edits]
     return {
+        "verdict": _headline(made),
         "plan": {
             "device": capture.device_number(device),
             "verb": "allocated" if device == "cpu" else "reserved",
@@ -28,7 +30,7 @@ def changes(capture: Capture, made: Report, edits: Sequence[Edits], window: Wind
             "text": _verdict(made),
             "moments": moments_of(curves[0]),
             "points": [{**_point(made, point), **lines_of(curve)} for point, curve in zip(made["curve"], curves)],
-        }
+        },
     }
 
 
@@ -43,6 +45,27 @@ def _point(made: Report, point: Report) -> Report:
         "time": f"{milliseconds(point['step_ms'])}{f' ({more})' if point['modules'] else ''}",
         "text": _sentence(made, point, more),
     }
+
+
+def _headline(made: Report) -> Sentence:
+    """What the plan that was chosen checkpoints, reserves and costs."""
+    plan = next((point for point in made["curve"] if point["is_plan"] and point["modules"]), None)
+    room = f"{gpu_label(made['gpu'])}" if made["gpu"] else f"the budget of {size(made['budget'])}"
+    before = made["before"]
+    if plan is None:
+        fits = before["reserved"] <= made["budget"]
+        judged = "No module has to be checkpointed" if fits else "No plan was found"
+        return [(judged, True), (clean(f": {size(before['reserved'])} of {room}."), False)]
+    more = more_time(before["step_ms"], plan["step_ms"])
+    spare = made["budget"] - plan["reserved"]
+    judged = f"with {size(spare)} to spare" if spare >= 0 else f"short by {size(-spare)}"
+    verb = "allocates" if made["device"] == "cpu" else "reserves"
+    return [
+        (f"With {counted(plan['modules'], 'module')} checkpointed", True),
+        (clean(f" it {verb} {size(plan['reserved'])} instead of {size(before['reserved'])}: "), False),
+        (clean(f"it {'fits' if spare >= 0 else 'does not fit'} {room}, {judged}"), True),
+        (f". A step takes {milliseconds(plan['step_ms'])}, {more}.", False),
+    ]
 
 
 def _verdict(made: Report) -> str:

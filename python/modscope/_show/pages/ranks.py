@@ -38,7 +38,7 @@ from modscope._job.job import (
 from modscope._job.read import Owned, Rank, identity_of
 from modscope._read.categories import CATEGORIES, KINDS, Raw, category_word
 from modscope._read.load import CaptureError, load
-from modscope._read.summary import Report
+from modscope._read.summary import Report, predicted_on
 from modscope._read.text import at_least, clean, counted, describe_moment, duration, size
 from modscope._show.pages import Page, make_html, packed
 
@@ -329,7 +329,8 @@ def ranks_page(job: DistributedJob, steps: tuple[int | None, int | None] | None 
     """The page of a job, of all steps or of the given ones. CaptureError if there is nothing to show."""
     if not any(rank.peak for rank in job.ranks):
         raise CaptureError(f"There is nothing to show: {job.ranks[0].file} and the others have no memory in them")
-    known = _offsets(job.ranks)
+    is_predicted = all(predicted_on(load(rank.file).info) for rank in job.ranks)
+    known = [0.0] * len(job.ranks) if is_predicted else _offsets(job.ranks)
     offsets = known or [0.0] * len(job.ranks)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         every = list(pool.map(_steps_of, job.ranks))
@@ -337,7 +338,7 @@ def ranks_page(job: DistributedJob, steps: tuple[int | None, int | None] | None 
         series = b"".join(
             pool.map(lambda one: _series_of(one[0], axes, one[1], one[2]), zip(job.ranks, every, offsets))
         )
-    metadata = _metadata(job, axes, offsets, known is not None)
+    metadata = {**_metadata(job, axes, offsets, known is not None), "isPredicted": is_predicted}
     notes = _notes(job, known is not None)
     values = {
         "title": html.escape(f"modscope: {describe_job(job)}"),

@@ -50,7 +50,7 @@ class Source(NamedTuple):
     file: str
     capture: Capture
     changes: Changes | None = None
-    """Makes what the page says about changes of the run: "fit" and "plan"."""
+    """Makes what the page says about changes of the run: "fit" and "plan", and "verdict", the page's headline."""
 
 
 # ---- which moments ----
@@ -168,10 +168,13 @@ def _part(source: Source, title: str, window: PageWindow) -> _CaptureData:
     names, paths = _names(capture)
     used = [capture.device_number(one["device"]) for one in summary["devices"]]
     devices = capture.all_devices[: max(len(capture.devices), *(number + 1 for number in used))]
+    changes = source.changes((window.first, window.last)) if source.changes else {}
+    run, verdict = describe_run(summary, capture), changes.pop("verdict", None)
     metadata = {
         "title": f"modscope: {clean(title)}",
         "program": clean(describe_program(summary["info"])),
-        "sentence": describe_run(summary, capture),
+        "sentence": verdict or run,
+        "lead": run if verdict else [],
         "facts": _facts(summary),
         "notes": [*filter(None, (window.note,)), *describe_losses(summary)],
         "devices": [clean(name) for name in devices],
@@ -187,8 +190,9 @@ def _part(source: Source, title: str, window: PageWindow) -> _CaptureData:
         "is_lower_bound": summary["is_lower_bound"],
         "lost_at_end": capture.last_readable is not None
         and (window.last is None or window.last >= capture.last_readable),
+        "requested_by": clean((capture.end or {}).get("requested_by", "")),
         "collectives": collectives_of_page(capture, window.first, window.last, names),
-        **(source.changes((window.first, window.last)) if source.changes else {}),
+        **changes,
     }
     return _CaptureData(title, metadata, window)
 
@@ -275,6 +279,7 @@ def _html(sources: Sequence[Source], parts: Sequence[_CaptureData], with_source:
         "title": html.escape(first["title"]),
         "program": html.escape(first["program"]),
         "sentence": _marked(first["sentence"]),
+        "lead": _marked(first["lead"]),
         "facts": html.escape(first["facts"]),
         "notes": "".join(f"<li>{html.escape(note)}</li>" for note in first["notes"]),
         "data": data,

@@ -7,6 +7,7 @@ the page was opened are kept for ``complaints`` and ``requests``."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import os
@@ -331,6 +332,14 @@ class Browser:
                 for i, places in enumerate(fingers)
             )
         )
+
+    @contextlib.contextmanager
+    def holding(self, key: str) -> Iterator[None]:
+        """While this key is held down."""
+        for kind in ("keyDown", "keyUp"):
+            self._act({"type": "key", "id": "keys", "actions": [{"type": kind, "value": KEYS[key]}]})
+            if kind == "keyDown":
+                yield
 
     def press(self, *keys: str) -> None:
         """Keys one after the other: characters, the names of KEYS, or "Shift+Tab"."""

@@ -110,6 +110,13 @@ class Shown:
         self.browser.until(f"innerWidth === {width}")
         self.browser.settle()
 
+    def show_each_layer(self) -> Shown:
+        """Show modules that are alike one by one."""
+        if self.browser.attribute("#together", "aria-pressed") == "true":
+            self.browser.run("document.getElementById('together').click()")
+            self.browser.settle()
+        return self
+
     def reload(self) -> None:
         self.browser.reload(READY)
         self.browser.settle()

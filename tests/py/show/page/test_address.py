@@ -161,6 +161,7 @@ def test_an_address_that_is_changed_by_hand_is_followed(gpt):
         "#module=__proto__&device=constructor&moment=1e9",
         "#" + "a=b&" * 5_000,
         "#modules",
+        "#range=9-3&axis=z&flame=constructor",
     ],
 )
 def test_an_address_of_nonsense_shows_the_page(shown, fragment):
@@ -180,3 +181,20 @@ def test_going_about_leaves_no_trail_of_pages_behind(gpt):
     for part in (0.1, 0.2, 0.3):
         gpt.browser.click(*gpt.on_timeline(part))
     assert gpt.browser.run("return history.length") == before
+
+
+def test_a_link_restores_the_view(shown):
+    """The axis, the range, and the order of the flame graph."""
+    shown.open("gpt")
+    shown.browser.click_on('#axes [data-axis="events"]')
+    shown.browser.press("+", "+")
+    shown.browser.click_on('#flame-orders [data-order="line"]')
+    view = shown.view
+    shown.browser.until("location.hash.includes('range=')")
+    said = address(shown)
+    assert said["axis"] == "events" and said["flame"] == "line"
+    shown.reload()
+    assert shown.view == pytest.approx(view, abs=1) and shown.state["axis"] == "events"
+    assert shown.browser.data("#flame-box")[0]["order"] == "line"
+    shown.browser.press("0")
+    shown.browser.until("!location.hash.includes('range=') || location.hash.includes('range=all')")

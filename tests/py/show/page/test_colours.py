@@ -110,7 +110,7 @@ def test_of_a_selected_module_its_own_lines_have_the_colours(shown, pages):
 
 def test_the_treemap_has_the_same_groups(shown, pages):
     capture = pages.load("gpt")
-    shown.open("gpt", "#by=operator")
+    shown.open("gpt", "#by=operator").show_each_layer()
     script = """
         const { treemap, timeline, capture } = window.modscope;
         const key = (box) => timeline.grouping.key(box.group) ?? "others";

@@ -1,6 +1,7 @@
 """What a page shows of a moment is what `modscope tree`, `blocks`, `summary` and `leaks` say of it, to the byte."""
 
 import random
+import re
 import warnings
 from collections import Counter
 
@@ -148,7 +149,7 @@ def test_the_largest_blocks_are_as_blocks_tells_them(shown, pages, name):
 
 def test_all_blocks_can_be_seen(shown, pages):
     said = pages.figures("blocks", "gpt", "-n", "0")
-    shown.open("gpt")
+    shown.open("gpt").show_each_layer()
     assert f"{len(said['blocks'])} blocks" in shown.browser.text("#blocks-more")
     for _ in range(2):
         shown.browser.click_on("#blocks-more")
@@ -157,7 +158,7 @@ def test_all_blocks_can_be_seen(shown, pages):
 
 
 def test_blocks_of_a_chosen_module_only(shown, pages):
-    shown.open("gpt").choose("GPT.blocks.1")
+    shown.open("gpt").show_each_layer().choose("GPT.blocks.1")
     said = pages.figures("blocks", "gpt", "--at", "peak", "-n", "0")
     below = [block["bytes"] for block in said["blocks"] if block["module"].startswith("GPT.blocks.1.")]
     own = [block["bytes"] for block in said["blocks"] if block["module"] == "GPT.blocks.1"]
@@ -264,3 +265,18 @@ def test_kinds_are_readable(ddp, pages, scheme):
         "'backgroundColor' : 'color'])"
     )
     assert colour != paper
+
+
+def test_the_out_of_memory_box_says_what_the_report_on_stderr_says(shown, pages):
+    """The line that requested the memory, and the lines that made most of what was held."""
+    end = pages.load("oom").end
+    assert re.search(r"gpt[.]py:[0-9]+ in GPT[.]forward", end["requested_by"])
+    shown.open("oom")
+    text = shown.browser.text("#oom-figures")
+    assert f"requested by\n{end['requested_by']}" in text
+    said = pages.figures("tree", "oom", "--by", "line", "--at", "oom")
+    assert shown.browser.data("#oom")[0]["held"] and said
+    buttons = shown.browser.texts("#oom-figures button")
+    assert len(buttons) == 4 and all(re.search(r"[.]py:[0-9]+ in ", text) for text in buttons)
+    shown.browser.click_on("#oom-figures button")
+    assert shown.state["group"].startswith("line:")

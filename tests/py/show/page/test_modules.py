@@ -10,7 +10,7 @@ GPT = "GPT.blocks.1.mlp"
 
 @pytest.fixture
 def gpt(shown):
-    return shown.open("gpt")
+    return shown.open("gpt").show_each_layer()
 
 
 def levels(page):
@@ -87,7 +87,7 @@ def test_sorted_by_bytes_up_and_down(gpt, word):
 
 
 def test_sorted_by_name_as_people_do(shown):
-    shown.open("gpt")
+    shown.open("gpt").show_each_layer()
     shown.browser.click_on('[data-sort="name"]')
     assert children(shown, "GPT.blocks") == [f"GPT.blocks.{i}" for i in range(4)]
     assert [fqn.rpartition(".")[2] for fqn in children(shown, "GPT.blocks.0")] == ["attention", "mlp", "norm1", "norm2"]
@@ -275,6 +275,7 @@ def test_a_choice_stays_when_the_moment_changes(gpt):
 
 def test_choosing_from_the_largest_blocks(gpt):
     gpt.browser.click_on("#close-all")
+    gpt.show_each_layer()
     gpt.browser.click_on("#blocks tbody tr button.link")
     assert gpt.module and lit(gpt)[0] == [gpt.module]
 
@@ -317,6 +318,7 @@ def test_areas_do_not_leave_the_box_of_their_module(gpt):
 
 def test_choosing_an_area_lights_the_row(gpt):
     gpt.browser.click_on("#close-all")
+    gpt.show_each_layer()
     where = part_of(gpt, "GPT.blocks.2.mlp.up")
     gpt.browser.move(*where)
     assert "GPT.blocks.2.mlp.up" in gpt.browser.text("#tip")
@@ -336,3 +338,46 @@ def test_a_double_click_goes_into_a_module_and_back(gpt):
     gpt.browser.press("Escape")
     gpt.browser.move(3, 3)
     assert gpt.browser.text("#crumbs") == "" and gpt.picture_of("#treemap") == far
+
+
+# ---- like layers as one ----
+
+
+def test_layers_that_hold_the_same_are_one_row_and_one_click_away(shown):
+    """In the tree, the treemap and among the blocks, with the sums of all of them."""
+    shown.open("gpt")
+    figures = shown.pages.load("gpt").snapshot("peak").by_module(children=True)["cpu"]
+    totals = {i: figures[f"GPT.blocks.{i}"]["Total"] for i in range(4)}
+    rows = [row for row in shown.rows() if row["fqn"].startswith("GPT.blocks.") and row["fqn"].count(".") == 2]
+    counts = {row["fqn"]: int(row["count"]) for row in rows}
+    folded = next(name for name, count in counts.items() if count > 1)
+    members = [int(part) for part in folded[len("GPT.blocks.{") : -1].replace("-", ", ").split(", ")]
+    members = list(range(members[0], members[-1] + 1))
+    row = next(row for row in rows if row["fqn"] == folded)
+    assert sum(counts.values()) == 4 and int(row["subtree"]) == sum(totals[i] for i in members)
+    assert f"({len(members)} alike)" in shown.browser.text(shown.row(folded))
+    whole = [box for box in boxes(shown) if box[1] < 0 and box[0] == f"GPT.blocks.{members[0]}"]
+    assert [box[2] for box in whole] == [int(row["subtree"])]
+    blocks = shown.browser.data("#blocks tbody tr")
+    assert max(int(block["count"]) for block in blocks) > 1
+    assert "GPT.blocks.*.mlp" in "".join(shown.browser.texts("#blocks tbody tr"))
+    shown.browser.click_on(shown.row(folded))
+    assert shown.module == "" and {f"GPT.blocks.{i}" for i in members} < set(shown.fqns())
+    shown.browser.click_on(shown.row(folded))
+    assert f"GPT.blocks.{members[-1]}" not in shown.fqns()
+
+
+def test_a_module_that_is_chosen_is_not_hidden_among_those_that_are_alike(shown):
+    shown.open("gpt")
+    shown.choose(GPT)
+    assert lit(shown)[0] == [GPT]
+    shown.reload()
+    assert shown.module == GPT and lit(shown)[0] == [GPT]
+
+
+def test_a_leaf_that_fills_the_treemap_is_shown_block_by_block(gpt):
+    leaf = "GPT.blocks.2.mlp.up"
+    gpt.browser.run("window.modscope.setTreemapRoot(window.modscope.capture.modules.byFqn.get(arguments[0]))", leaf)
+    gpt.browser.settle()
+    held = [block.bytes for block in gpt.pages.load("gpt").snapshot("peak").blocks() if block.module == leaf]
+    assert sorted(box[2] for box in boxes(gpt)) == sorted(held) and len(held) > 1

@@ -47,6 +47,7 @@ def owners(capture, moment, by, key):
 
 
 def test_blocks_have_their_line_and_operator(opened, pages):
+    opened.show_each_layer()
     said = pages.figures("blocks", "lines", "--at", "peak")
     rows = [
         tuple(row[word] for word in ("file", "line", "function", "operator"))

@@ -87,6 +87,8 @@ def test_the_page_of_a_job(page, job):
     page.press("]", "]")
     assert shown() == "7" and page.address().endswith("#rank=7")
 
+    assert page.texts("#rank-modules tbody tr:first-child td:first-child") == ["GPT.blocks.*.mlp (2 alike)"]
+    page.click_on("#together")
     own = load(job / "x.rank7.msc").snapshot("peak").by_module()["cuda:3"]
     told = {
         row["module"]: [int(value) for value in row["bytes"].split(",")] for row in page.data("#rank-modules tbody tr")
@@ -155,6 +157,7 @@ def test_one_node_has_no_columns_and_many_rows_of_a_difference_are_counted(brows
         names.append(str(tmp_path / f"{rank}.msc"))
         pathlib.Path(names[-1]).write_bytes(capture(rank))
     assert main(["report", *names, "-o", str(tmp_path / "job.html")]) == 0
+    browser.screen(1300, 1000)
     browser.open((tmp_path / "job.html").as_uri(), READY)
     assert browser.run("return window.modscopeError || ''") == ""
     heads = browser.run(
@@ -274,3 +277,22 @@ def test_a_thousand_ranks_that_all_differ(tmp_path, report):
         (tmp_path / names[-1]).write_bytes(c.end(how="finished"))
     page, _ = report(*names)
     assert has_rank_axis(page) and len(page) < 10_000_000
+
+
+@pytest.mark.slow
+def test_predicted_ranks_are_aligned_by_step_at_first(browser, tmp_path):
+    """Each was predicted on a virtual clock of its own: when the prediction ran says nothing."""
+    names = []
+    for rank in range(2):
+        names.append(str(tmp_path / f"{rank}.msc"))
+        predicted = {"source": "predicted", "gpu_title": "H100", "began": f"{1e9 + 30 * rank:.3f}"}
+        pathlib.Path(names[-1]).write_bytes(rank_capture(rank, 2, **predicted).end(how="finished"))
+    assert main(["report", *names, "-o", str(tmp_path / "job.html")]) == 0
+    browser.screen(390, 800)
+    browser.open((tmp_path / "job.html").as_uri(), READY)
+    assert browser.data("body")[0]["axis"] == "step"
+    begins = browser.run("return window.modscope.job.ranks.map((rank) => rank.begin)")
+    assert begins == [0, 0]
+    assert browser.run("return document.documentElement.scrollWidth") <= 390
+    modules = browser.place(".wide-table:has(#rank-modules)"), browser.place("#rank-modules")
+    assert modules[1].width <= modules[0].width, "the figures of modules are on the screen"

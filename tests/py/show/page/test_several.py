@@ -79,6 +79,7 @@ def changes(page):
 
 
 def test_what_changed_is_what_diff_says(both):
+    both.show_each_layer()
     if both.browser.visible("#changes-more"):
         both.browser.click_on("#changes-more")
     both.browser.until("document.getElementById('changes-more').hidden")
@@ -102,6 +103,7 @@ def test_the_other_way_round_is_the_opposite(both):
 
 
 def test_a_module_is_chosen_from_what_changed(both):
+    both.show_each_layer()
     both.browser.click_on("#changes tbody tr button.link")
     row = both.browser.data("#changes tbody tr")[0]
     held = {each["fqn"] for each in both.rows()}

@@ -1,5 +1,7 @@
 """The timeline under the pointer, the wheel and the keys."""
 
+import re
+
 import pytest
 
 
@@ -122,11 +124,12 @@ def test_zoom_ends_somewhere(gpt):
     assert gpt.browser.visible("#tip")
 
 
-def test_a_drag_moves_what_is_seen_with_the_pointer(gpt):
+def test_a_drag_with_shift_moves_what_is_seen_with_the_pointer(gpt):
     gpt.browser.wheel(*gpt.on_timeline(0.5), down=-400)
     before, state = gpt.view, gpt.state
     (x, y), (to, _) = gpt.on_timeline(0.3), gpt.on_timeline(0.6)
-    gpt.browser.drag((x, y), ((x + to) / 2, y), (to, y))
+    with gpt.browser.holding("Shift"):
+        gpt.browser.drag((x, y), ((x + to) / 2, y), (to, y))
     after = gpt.view
     assert close(after[1] - after[0], before[1] - before[0])
     wide = (before[1] - before[0]) / 500
@@ -134,16 +137,53 @@ def test_a_drag_moves_what_is_seen_with_the_pointer(gpt):
     nothing_else_changed(gpt, state)
 
 
-def test_a_drag_ends_at_the_ends_of_the_run(gpt):
+def test_a_drag_with_shift_ends_at_the_ends_of_the_run(gpt):
     whole = gpt.view
     gpt.browser.wheel(*gpt.on_timeline(0.1), down=-240)
     (left, y), (right, _) = gpt.on_timeline(0.02), gpt.on_timeline(0.98)
-    for _ in range(3):
-        gpt.browser.drag((left, y), (right, y))
-    assert close(gpt.view[0], whole[0])
-    for _ in range(6):
-        gpt.browser.drag((right, y), (left, y))
-    assert close(gpt.view[1], whole[1])
+    with gpt.browser.holding("Shift"):
+        for _ in range(3):
+            gpt.browser.drag((left, y), (right, y))
+        assert close(gpt.view[0], whole[0])
+        for _ in range(6):
+            gpt.browser.drag((right, y), (left, y))
+        assert close(gpt.view[1], whole[1])
+
+
+def test_a_drag_zooms_to_the_part_that_it_goes_over(gpt):
+    before, state = gpt.view, gpt.state
+    for parts in ((0.3, 0.6), (0.7, 0.2)):
+        gpt.browser.press("0")
+        (start, y), (to, _) = gpt.on_timeline(parts[0]), gpt.on_timeline(parts[1])
+        gpt.browser.drag((start, y), ((start + to) / 2, y), (to, y))
+        wide = (before[1] - before[0]) / 500
+        assert [abs(place_at(before, part) - at) < wide for part, at in zip(sorted(parts), gpt.view)] == [True, True]
+    nothing_else_changed(gpt, state)
+
+
+def test_the_step_and_what_runs_are_said_where_a_range_begins_within_a_step(gpt):
+    assert not gpt.browser.visible("#range-text")
+    begin = gpt.browser.run("const { capture } = window.modscope; return capture.time[capture.stepTicks[2] + 200]")
+    gpt.browser.run(
+        "window.modscope.timeline.setRange(arguments[0], arguments[0] + 400); window.modscope.redraw()", begin
+    )
+    gpt.browser.settle()
+    labels = gpt.browser.run("return window.modscope.timeline.labels")
+    assert [label["text"] for label in labels if label["kind"] == "step"] == ["step 2"]
+    text = gpt.browser.text("#range-text")
+    assert re.match(r"Shown: [0-9.]+ us, step 2, (forward|backward) of GPT", text)
+
+
+def test_the_reserved_label_stands_at_the_highest_part_of_its_line(shown):
+    shown.open("cuda-oom")
+    shown.browser.press("0")
+    script = """
+        const { timeline, capture } = window.modscope, { bytes } = capture.reserved[timeline.device];
+        const most = Math.max(...bytes), label = timeline.labels.find((each) => each.kind === "reserved");
+        const { begin, end } = timeline.mostReservedPart(most), y = timeline.y(most);
+        return [Math.abs(label.y + label.height / 2 - y) < 16, label.x + label.width > begin && label.x < end];
+    """
+    assert shown.browser.run(script) == [True, True]
 
 
 def test_the_bar_below_moves_the_view(gpt):
@@ -311,7 +351,8 @@ def slow(shown):
 
 
 def is_folded(page):
-    assert page.browser.visible("#unfold") is (page.state["folded"] == "true")
+    begins = page.browser.run("return window.modscope.timeline.range().from <= window.modscope.timeline.domain().from")
+    assert page.browser.visible("#unfold") is (page.state["folded"] == "true" and begins)
     return page.state["folded"] == "true"
 
 
@@ -367,8 +408,9 @@ def test_events_are_folded_too(slow):
 def test_neither_the_wheel_nor_a_drag_goes_into_the_folded_part(slow):
     slow.browser.wheel(*slow.on_timeline(0.2), down=-240)
     (left, y), (right, _) = slow.on_timeline(0.02), slow.on_timeline(0.98)
-    for _ in range(3):
-        slow.browser.drag((left, y), (right, y))
+    with slow.browser.holding("Shift"):
+        for _ in range(3):
+            slow.browser.drag((left, y), (right, y))
     assert is_folded(slow) and slow.view[0] == pytest.approx(BEGIN)
     for _ in range(4):
         slow.browser.wheel(*slow.on_timeline(0.2), down=240)
