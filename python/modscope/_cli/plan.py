@@ -15,7 +15,6 @@ from modscope._cli.options import (
     add_output,
     add_page,
     add_prediction,
-    check_no_ranks,
     check_ranks,
     one_gpu,
     read_value,
@@ -23,6 +22,9 @@ from modscope._cli.options import (
 from modscope._fit.capacity import may_reserve, nccl_bytes
 from modscope._fit.edited_timeline import Window
 from modscope._fit.job import Job
+from modscope._fit.levers.fsdp2 import why_not_over
+from modscope._fit.sharding import edits as sharding_edits
+from modscope._fit.sharding import uses_fsdp2
 from modscope._fit.two_captures import join
 from modscope._fit.verdict import answer
 from modscope._plan.file import Plan
@@ -32,6 +34,7 @@ from modscope._predict.capture_of_script import PredictedScript
 from modscope._predict.options import records_of
 from modscope._read.load import Capture, CaptureError
 from modscope._read.own_files import PAGE, PLAN
+from modscope._read.ranks import world_of
 from modscope._read.script_arguments import ANY_SCRIPT, program_words, script_words
 from modscope._read.summary import Report, file_report
 from modscope._read.text import clean, counted, gpu_label, milliseconds, more_time, near_size, rough_size, size
@@ -42,11 +45,16 @@ from modscope._show.pages.report import Source, page
 from modscope._show.terminal import Screen
 from modscope._virtual.certainty import OPEN, Verdict, certainty_of, describe, judge, other_kernels
 from modscope._virtual.gpus import Gpu, find_gpu
+from modscope._virtual.ranks.network import communicator_bytes
 
 _GROUPS = 12  # that are listed
 _BAR = 16
 _MANY_GAPS = 0.3  # of what is allocated: from here on a replay and a run were seen to differ by 20 %
 _EXACT = 0.01  # of what is reserved: a plan whose figure may be off by more says by how much
+_ABOUT_RANKS = (
+    "The figures are those of each of {} ranks with FSDP2 (fully_shard), which are inferred; the times are those of "
+    "one process, without communication. Apply the plan before fully_shard."
+)
 _GPU = "h100"  # on which a script is predicted, where a budget is given and no GPU
 
 
@@ -77,7 +85,7 @@ def add_options(parser: Parser) -> None:
     add_force(parser, "a file that is written")
     parser.add_argument("--greedy", action="store_true", help="do not use HiGHS, even if it is installed")
     add_device(parser)
-    add_prediction(parser, of_captures="")
+    add_prediction(parser, of_captures="; of a capture: over how many GPUs it is sharded")
 
 
 def report(arguments: Namespace, load: Load) -> Report:
@@ -87,14 +95,16 @@ def report(arguments: Namespace, load: Load) -> Report:
         arguments.error("give --gpu, --budget or both")
     if arguments.target:
         return _of_script(arguments, load)
-    check_no_ranks(arguments)
+    check_ranks(arguments)
     capture = load(arguments.file)
     about: list[str] = []
     if arguments.other is not None:
         job, about = join(Job(arguments.file, arguments.device, capture), Job(arguments.other, arguments.device))
         capture = job.capture
-    made, plan = _make(arguments, arguments.file, capture)
+    edits = _over_ranks(arguments, capture)
+    made, plan = _make(arguments, arguments.file, capture, edits=edits)
     _write(arguments, plan)
+    about += [_ABOUT_RANKS.format(arguments.ranks[0])] if edits else []
     return {
         **file_report(arguments.file, capture),
         **made,
@@ -103,6 +113,22 @@ def report(arguments: Namespace, load: Load) -> Report:
         "notes": [*about, *_about_verdict(made)],
         "output": arguments.output,
     }
+
+
+def _over_ranks(arguments: Namespace, capture: Capture) -> _plan_page.Edits:
+    """What is different on one of as many ranks as were asked for, with FSDP2."""
+    if not arguments.ranks:
+        return []
+    job, ranks = Job(arguments.file, arguments.device, capture), arguments.ranks[0]
+    if ranks == 1 or world_of(capture) > 1 or uses_fsdp2(job):
+        arguments.error(
+            f"--ranks {ranks}: a capture of one process is planned for more ranks with FSDP2. This one is of a rank "
+            "already, or there is nothing to divide: leave the option out, or give the script"
+        )
+    found = sharding_edits(job, ranks)
+    if not found:
+        raise CaptureError(f"What each of {ranks} ranks takes is not known: {why_not_over(job)}")
+    return found
 
 
 def _judged(made: Report, capture: Capture, gpu: Gpu | None) -> Report:
@@ -125,19 +151,24 @@ def _about_verdict(made: Report) -> list[str]:
     return lines
 
 
-def _make(arguments: Namespace, file: str, capture: Capture, verify: Verify | None = None) -> tuple[Report, Plan]:
+def _make(
+    arguments: Namespace, file: str, capture: Capture, verify: Verify | None = None, edits: _plan_page.Edits = ()
+) -> tuple[Report, Plan]:
     device = find_device(capture, arguments.device) or capture.main_device
     budget = arguments.budget or may_reserve(arguments.gpu, capture)
+    if edits and not arguments.budget:
+        budget = max(budget - communicator_bytes(arguments.ranks[0]), 0)
     gpu = None if arguments.budget else arguments.gpu
-    limits = PlanLimits(not arguments.whole_modules, tuple(arguments.only), tuple(arguments.without))
+    limits = PlanLimits(not arguments.whole_modules, tuple(arguments.only), tuple(arguments.without), tuple(edits))
+    nccl = communicator_bytes(arguments.ranks[0]) if edits else nccl_bytes(capture)
     page_file = create(arguments.report, PAGE, arguments.force) if arguments.report else nullcontext()
     with page_file as html:
         made, plan = make_plan(arguments.file, capture, device, budget, gpu, not arguments.greedy, verify, limits)
-        edits = [point.pop("edits") for point in made["curve"]]
+        changes = [point.pop("edits") for point in made["curve"]]
         if html:
-            html.write(_page(arguments, file, capture, made, edits))
+            html.write(_page(arguments, file, capture, made, changes))
     judged = _judged(made, capture, gpu)
-    return {**made, **judged, "report": arguments.report, "communicator_bytes": nccl_bytes(capture)}, plan
+    return {**made, **judged, "report": arguments.report, "communicator_bytes": nccl}, plan
 
 
 def _page(arguments: Namespace, file: str, capture: Capture, made: Report, edits: list[_plan_page.Edits]) -> bytes:

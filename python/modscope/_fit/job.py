@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -147,12 +147,16 @@ class Job:
     def step_time(self) -> StepTime:
         return step_time(self.capture)
 
-    def share_of_step(self, calls: Sequence[Call]) -> float | None:
+    def share_of_step(self, calls: Sequence[Call], kept: Mapping[int, float] | None = None) -> float | None:
         """How much longer a step takes if these calls are checkpointed, as a part of it. Of a real run without the
-        GPU's times, which are rough, the calls' whole forwards count."""
+        GPU's times, which are rough, the calls' whole forwards count. ``kept``: seconds of operators whose results are
+        kept, by the number of the call."""
+        kept = kept or {}
         step = self.step_time
         is_rough = not self.has_gpu_times
-        again = median_of_steps(calls, lambda call: call.seconds if is_rough else call.recompute_seconds)
+        again = median_of_steps(
+            calls, lambda call: call.seconds if is_rough else call.recompute_seconds - kept.get(call.number, 0.0)
+        )
         program = median_of_steps(calls, lambda call: call.host_seconds + CHECKPOINT_SECONDS)
         if not again or program is None or not step.total:
             return None

@@ -87,7 +87,7 @@ def _verified(script: PredictedScript, found: Answer, tried: Tried) -> Tried:
 def _predicted(script: PredictedScript, found: Answer, tried: Tried) -> Tried:
     """With the figures of a prediction; the same as before if the plan could not be applied to the script."""
     lever = tried.lever
-    plan = plan_of(list(lever.modules)) if lever.modules else None
+    plan = plan_of(list(lever.modules), keep=lever.keep) if lever.modules else None
     job = _job(script, script.predict([found.gpu], lever.name, plan=plan, conf=lever.conf, sharding=lever.sharding))
     if plan and not job.capture.phases["recompute"].blocks:
         return tried

@@ -56,6 +56,8 @@ class PlanLimits(NamedTuple):
     """Patterns of names of modules, of which one must match; none: any module."""
     without: tuple[str, ...] = ()
     """Patterns of names of modules that stay as they are."""
+    edits: tuple[tuple[object, ...], ...] = ()
+    """What else is different from the capture, without and with the plan, as replays have it."""
 
     def allows(self, name: str) -> bool:
         is_asked = not self.only or any(_matches(name, pattern) for pattern in self.only)
@@ -209,11 +211,12 @@ class Problem:
 
     def edits(self, choice: Iterable[int]) -> list[tuple[object, ...]]:
         """What a replay of the choice changes."""
-        return [
+        found = [
             ("checkpoint", call, *((operators,) if operators else ()))
             for each in (self.candidates[i] for i in sorted(choice))
             for call, operators in zip(each.calls, each.operators or [()] * len(each.calls))
         ]
+        return [*self.limits.edits, *found]
 
     # ---- replays ----
 

@@ -194,7 +194,7 @@ def test_the_fewest_modules_are_found_where_more_of_them_reserve_more(
         return SimpleNamespace(allocated=7 - count, fits_at_once=fits)
 
     members = [(f"Net.h.{i}", [SimpleNamespace(number=i)]) for i in range(6)]
-    job = SimpleNamespace(replay=replay, share_of_step=lambda calls: 0.1, has_gpu_times=True)
+    job = SimpleNamespace(replay=replay, share_of_step=lambda calls, kept: 0.1, has_gpu_times=True)
     case: Any = SimpleNamespace(job=job, capacity=6)
     found = checkpoints.fewest(case, Siblings("Net.h.*", cast(Any, members)))
     assert (found and len(found.lever.modules)) == expected

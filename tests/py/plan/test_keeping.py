@@ -8,6 +8,7 @@ from typing import Any
 
 import modscope
 import pytest
+import warm_python
 from modscope._cli import main
 from modscope._plan.file import KeptOperator, load_plan, plan_of
 from modscope._plan.keeping import Operator, describe, find_sets, plain_name
@@ -60,7 +61,7 @@ if PLAN:
 optimizer = torch.optim.AdamW(model.parameters())
 with modscope.record(PATH):
     for _ in range(3):
-        x = torch.zeros(1, 8192, dtype=torch.long, device="cuda")
+        x = torch.zeros(8, 8192, dtype=torch.long, device="cuda")
         with torch.autocast("cuda", torch.bfloat16):
             loss = F.cross_entropy(model(x).flatten(0, 1), x.flatten())
         loss.backward()
@@ -108,7 +109,7 @@ def test_the_operators_of_a_module_are_those_that_selective_checkpointing_sees(c
         ("aten::add.Tensor", 2, 2),
     ]
     by_name = {(each.name, each.call): each for each in found}
-    width, rows = 256, 8192
+    width, rows = 256, 8 * 8192
     assert by_name["aten::addmm", 3].bytes == by_name["aten::addmm", 3].saved == 4 * width * rows * 2
     assert by_name["aten::addmm", 2].saved == 0  # the sum after it saves nothing
     assert by_name["aten::native_dropout", 1].is_random
@@ -204,6 +205,37 @@ def test_the_command_says_what_is_kept(capture: pathlib.Path, tmp_path: pathlib.
     assert main.main([*words, "--force", "--whole-modules", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["keep"] == {}
     assert not load_plan(file).keep
+
+
+@pytest.mark.slow
+@needs_interception
+def test_a_lever_of_fit_keeps_what_is_dear(tmp_path: pathlib.Path, capsys: Any) -> None:
+    program = PROGRAM.replace("with modscope.record(PATH):", "if True:")
+    begin = "import torch\nfrom torch import nn\nPLAN = ''\n"
+    (tmp_path / "train.py").write_text(begin + program)
+    words = ["-m", "modscope", "predict", "--gpu", "a100", "-o", "run.msc", "train.py"]
+    assert warm_python.run(words, tmp_path).returncode == 0
+    assert main.main(["fit", str(tmp_path / "run.msc"), "--gpu", "3GiB", "--json"]) == 0
+    levers = {each["name"]: each for each in json.loads(capsys.readouterr().out)["gpus"][0]["levers"]}
+    kept = next(each for name, each in levers.items() if ", keep " in name)
+    assert kept["name"].startswith("checkpoint GPT.blocks.") and "scaled_dot_product_attention" in kept["name"]
+    assert kept["time"] < 0.6 * levers["checkpoint GPT.blocks.*"]["time"]
+
+
+@needs_interception
+def test_a_capture_is_planned_for_more_ranks(capture: pathlib.Path, capsys: Any) -> None:
+    reserved = modscope.load(capture).reserved["cuda:0"]
+    words = ["plan", str(capture), "--budget", str(reserved * 8 // 10), "--greedy"]
+    assert main.main([*words, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert main.main([*words, "--ranks", "8", "--json"]) == 0
+    sharded = json.loads(capsys.readouterr().out)
+    assert sharded["before"]["allocated"] < alone["before"]["allocated"]
+    assert sharded["after"]["reserved"] <= sharded["budget"]
+    assert "each of 8 ranks with FSDP2" in sharded["notes"][0]
+    with pytest.raises(SystemExit):
+        main.main([*words, "--ranks", "1"])
+    assert "--ranks 1: a capture of one process" in capsys.readouterr().err
 
 
 # ---- sets of results ----

@@ -14,6 +14,7 @@ from modscope._fit import sharding
 from modscope._fit.job import Edit, Job, Outcome, Selection
 from modscope._fit.siblings import Siblings, find_siblings
 from modscope._fit.two_captures import Batches
+from modscope._plan.file import Keep
 from modscope._predict.options import ShardingChange
 from modscope._read.categories import Category
 from modscope._read.ranks import world_of
@@ -65,6 +66,8 @@ class Lever(NamedTuple):
     ranks."""
     sharding: ShardingChange | None = None
     """What is different about ranks."""
+    keep: Keep = {}
+    """Results that checkpointed modules keep."""
 
     @property
     def is_free(self) -> bool:
@@ -101,6 +104,7 @@ def combine(*levers: Lever) -> Lever:
         tuple(module for lever in levers for module in lever.modules),
         all(lever.can_be_verified for lever in levers),
         next((lever.sharding for lever in levers if lever.sharding), None),
+        {name: places for lever in levers for name, places in lever.keep.items()},
     )
 
 
