@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from modscope._predict.in_script import STEPS
 from modscope._predict.text import seconds
 from modscope._read.text import counted
-from modscope._show.terminal import StatusLine
+from modscope._show.terminal import LinesOfScript, StatusLine
 
 _INTERVAL = 0.5  # seconds between two lines
 
@@ -25,10 +25,16 @@ class Progress:
         self.is_on = self._line.is_on and not quiet
         self._began = self._last = time.monotonic()
         self._ended = 0
+        self._lines: LinesOfScript | None = None
+
+    def share_terminal(self) -> None:
+        """The script that is predicted prints from this process, too."""
+        self._lines = LinesOfScript()
 
     def tick(self, count: Callable[[], int] | None = None) -> None:
         """Called often. ``count`` tells how many steps there were, if no parts do."""
-        if self.is_on and time.monotonic() - self._last >= _INTERVAL:
+        is_in_line = self._lines is not None and self._lines.is_in_line
+        if self.is_on and not is_in_line and time.monotonic() - self._last >= _INTERVAL:
             self.show(count() if count else sum(map(_steps_of, self._parts)))
 
     def show(self, taken: int) -> None:
@@ -42,6 +48,8 @@ class Progress:
 
     def done(self) -> None:
         self._line.clear()
+        if self._lines is not None:
+            self._lines.end()
 
     def _describe(self, taken: int) -> str:
         count = max(len(self._parts), 1)

@@ -60,12 +60,14 @@ class PredictedRun(RunRecording):
 
     def _progress(self) -> Progress | None:
         """None: a process that waits for this one shows how far it is, or nobody wants to know."""
-        if self._asked.part or self._options.quiet or not self._can_print():
+        if self._options.quiet or not self._can_print():
             return None
         from modscope._predict.progress import Progress
 
         progress = Progress(self._options.program, self._options.steps)
-        return progress if progress.is_on else None
+        if progress.is_on:
+            progress.share_terminal()
+        return progress if progress.is_on and not self._asked.part else None
 
     def _more_info(self) -> dict[str, str]:
         return self._prediction.info()

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TextIO
 
 from modscope._read.categories import CATEGORIES
@@ -282,6 +282,9 @@ def complain(sentence: str) -> None:
         write(sys.stderr, "".join(f"{line}\n" for line in lines))
 
 
+CLEAR_LINE = "\r\x1b[K"
+
+
 class StatusLine:
     """A line on stderr that says how far a long job is, is written again and again, and vanishes at the end. It is
     shown in a terminal only."""
@@ -294,16 +297,48 @@ class StatusLine:
         if self.is_on:
             self._shown = True
             screen = Screen.of(sys.stderr)
-            self._write(f"\r\x1b[K{screen.cut(text, screen.width - 1)}")
+            self._write(f"{CLEAR_LINE}{screen.cut(text, screen.width - 1)}")
 
     def clear(self) -> None:
         if self._shown:
             self._shown = False
-            self._write("\r\x1b[K")
+            self._write(CLEAR_LINE)
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):
             _put(sys.stderr, text)
+
+
+class LinesOfScript:
+    """The lines that a script prints in a terminal in which a status line is shown, by this process or by one that
+    waits for it. Each begins with CLEAR_LINE, in the same write. A stream that is no terminal is left alone."""
+
+    def __init__(self) -> None:
+        self.is_in_line = False
+        """Whether the script has printed a part of a line, which a status line would overwrite."""
+        self._writes: list[tuple[io.TextIOWrapper, Callable[[str], int]]] = []
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.isatty() and "write" not in vars(stream):
+                write = self._cleared(stream.write)
+                self._writes.append((stream, write))
+                vars(stream)["write"] = write
+
+    def _cleared(self, write: Callable[[str], int]) -> Callable[[str], int]:
+        def write_cleared(text: str) -> int:
+            if not isinstance(text, str) or not text or text.startswith(CLEAR_LINE):  # the last is a status line
+                return write(text)
+            write(text if self.is_in_line else CLEAR_LINE + text)
+            self.is_in_line = not text.endswith("\n")
+            return len(text)
+
+        return write_cleared
+
+    def end(self) -> None:
+        """Let the streams write as before, but for what the script itself has put in its place."""
+        for stream, write in self._writes:
+            if vars(stream).get("write") is write:
+                del vars(stream)["write"]
+        self._writes = []
 
 
 class ReadingProgress(StatusLine):

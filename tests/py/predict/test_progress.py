@@ -15,11 +15,17 @@ from predict_helpers import needs_virtual_gpu, predict, training
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
 
 UNTIL_SEEN = """
-    import os, time
+    import os, sys, time
     for _ in range(2):
         step()
     while not os.path.exists("seen"):
         time.sleep(0.01)
+    print("loss:", 1.5)
+    print("two\\nlines", file=sys.stderr)
+    print("part", end="", flush=True)
+    time.sleep(0.6)
+    print(" of a line")
+    assert sys.stdout.write("") == 0 and sys.stdout.write("last\\n") == 5
     step()
 """
 
@@ -72,6 +78,12 @@ def test_a_terminal_shows_a_line(tmp_path: pathlib.Path, words: list[str], expec
     assert shown.count("\n") < 40, "each line replaces the one before"
     last = shown.rindex("predicting train.py")
     assert "\r\x1b[K" in shown[last:], "the line vanishes"
+    lines = [line.rpartition("\r\x1b[K")[2].rstrip("\r") for line in shown.split("\n")]
+    printed = ["loss: 1.5", "two", "lines", "part of a line", "last"]
+    if words[0] == "predict" and len(words) == 3 and "," not in words[2]:  # others do not know of a line's first part
+        assert lines[: len(printed)] == printed, shown
+    printed.remove("part of a line")
+    assert [line for line in lines if line in printed] == printed, shown
 
 
 def test_a_pipe_gets_no_progress(tmp_path: pathlib.Path) -> None:
