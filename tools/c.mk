@@ -72,7 +72,8 @@ endef
 $(foreach variant,plain asan tsan bench,$(eval $(call c_variant,$(variant))))
 
 C_FUZZ_RUNS := $(addprefix fuzz-c-,$(C_FUZZERS))
-.PHONY: test-c test-c-plain test-c-aarch64 test-c-asan test-c-library tsan-c fuzz-c $(C_FUZZ_RUNS) bench-core bench-allocator bench-replay
+.PHONY: test-c test-c-plain test-c-aarch64 test-c-asan test-c-library tsan-c fuzz-c $(C_FUZZ_RUNS) \
+        bench-core bench-allocator bench-replay
 
 test-c: test-c-plain test-c-asan test-c-library
 
@@ -151,7 +152,8 @@ $(C_DIR)/bench/core_driver: $(patsubst %.c,$(C_DIR)/bench/%.o,$(C_CORE) bench/co
 bench-allocator: $(C_DIR)/bench/allocator_driver
 	@$<
 
-$(C_DIR)/bench/allocator_driver: $(patsubst %.c,$(C_DIR)/bench/%.o,$(filter src/core/allocator/%,$(C_CORE)) bench/allocator_driver.c)
+ALLOCATOR_DRIVER := $(filter src/core/allocator/%,$(C_CORE)) bench/allocator_driver.c
+$(C_DIR)/bench/allocator_driver: $(patsubst %.c,$(C_DIR)/bench/%.o,$(ALLOCATOR_DRIVER))
 	@$(CC) $(C_FLAGS) $(C_FLAGS_bench) $^ -o $@
 
 bench-replay: $(C_DIR)/bench/replay_driver

@@ -12,15 +12,15 @@ LOGS ?= build/logs
 # What must be there before the suite starts. `make gpu-check` needs none of it.
 SUITE_NEEDS ?= build trainers readers extras
 PYTEST_ARGS ?=
-# Most tests start a Python that imports torch, which takes twice as long without its bytecode. That is kept here, also where
-# the environment says that none is to be written beside the sources.
+# Most tests start a Python that imports torch, which takes twice as long without its bytecode. That is kept here, also
+# where the environment says that none is to be written beside the sources.
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 
-# Each process imports torch, which takes seconds: few of them run, and each has several folders. The slowest come first, so
-# that none runs alone at the end. Pages are looked at in two browsers. What no other group names is in suite-small.
-# What the fallback does not change is left out by tests/py/conftest.py.
+# Each process imports torch, which takes seconds: few of them run, and each has several folders. The slowest come
+# first, so that none runs alone at the end. Pages are looked at in two browsers. What no other group names is in
+# suite-small. What the fallback does not change is left out by tests/py/conftest.py.
 SUITE_page := $(wildcard tests/py/show/page/test_[a-h]*.py)
 SUITE_looks := $(filter-out $(SUITE_page),$(wildcard tests/py/show/page/test_*.py))
 SUITE_mem_tracker := tests/py/trackers/mem_tracker

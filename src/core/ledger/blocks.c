@@ -530,16 +530,6 @@ void ms_claims_end(ms_ledger *ledger)
 
 /* ---- reading ---- */
 
-int ms_block_device(ms_ledger *ledger, uint64_t address, uint32_t *device)
-{
-    ms__lock(&ledger->lock);
-    const struct ms__block *block = ms__block_find(&ledger->blocks, address);
-    if (block)
-        *device = block->device;
-    ms__unlock(&ledger->lock);
-    return block ? MS_OK : MS_ENOBLOCK;
-}
-
 bool ms_block_is_unowned(ms_ledger *ledger, uint64_t address, bool *known)
 {
     ms__lock(&ledger->lock);
