@@ -173,6 +173,17 @@ const ms_allocator_stats *ms_allocator_read(const ms_allocator *allocator);
 void ms_allocator_reset_peaks(ms_allocator *allocator);
 void ms_allocator_reset_accumulated(ms_allocator *allocator);
 
+/* ---- a log: what a program asked of the allocator, as numbers ---- */
+/* An entry is a value and, in its lowest MS_LOG_KIND_BITS bits, its kind. Allocations are numbered from 0. */
+typedef enum ms_log_kind {
+    MS_LOG_ALLOCATE, /* value: the bytes that were requested */
+    MS_LOG_FREE,     /* value: the number of the allocation */
+    MS_LOG_EMPTY_CACHE,
+    MS_LOG_STREAM,  /* value: the stream of the next allocation, which is 0 unless it is said */
+    MS_LOG_OPERATOR /* value: a number of 32 bits for the operator that allocates from now on; 0: not known */
+} ms_log_kind;
+#define MS_LOG_KIND_BITS 3
+
 /* What decides how the allocator answers from now on, as numbers: its blocks, which of them lie beside each other, and
  * in which order it prefers them. If two states are equal, and with them the names that the caller gave to the
  * allocations, then equal requests, and frees of the allocations of equal names, have equal figures from then on, if

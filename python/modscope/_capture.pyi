@@ -1,6 +1,7 @@
 import builtins
+from array import array
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self, TypedDict, final, type_check_only
+from typing import Any, NotRequired, Self, TypedDict, final, type_check_only
 
 version: str
 
@@ -143,6 +144,63 @@ class Allocator:
     def segment_changes(self) -> list[tuple[str, int, int, int]]: ...
     def stats(self) -> dict[str, Any]: ...
     def check(self) -> None: ...
+
+_Bytes = builtins.bytes | array[int] | array[float]
+
+@type_check_only
+class EpochFacts(TypedDict):
+    variants: int
+    lag: int
+    blocks: int
+    varying: int
+    inexact: int
+    inexact_bytes: int
+    bytes: int
+
+@type_check_only
+class EpochReplay(TypedDict):
+    reserved_peak: int
+    allocated_peak: int
+    reserved_at: int
+    allocated_at: int
+    reserved_end: int
+    failures: int
+    first_failure: int | None
+    failed_before: bool
+    requested: int
+    allocated: int
+    reserved: int
+    retries: int
+    replayed: int
+    reserved_by_batch: NotRequired[bytearray]
+    allocated_by_batch: NotRequired[bytearray]
+    failed_by_batch: NotRequired[bytearray]
+
+@final
+class Epoch:
+    def __new__(
+        cls,
+        log: _Bytes,
+        marks: _Bytes,
+        shapes: _Bytes,
+        kinds: _Bytes,
+        features: _Bytes,
+        first: int,
+        shape_count: int,
+        width: int,
+    ) -> Self: ...
+    def facts(self) -> EpochFacts: ...
+    def replay(
+        self,
+        shapes: _Bytes,
+        kinds: _Bytes,
+        version: str | None = None,
+        conf: str | None = None,
+        capacity: int | None = None,
+        total_memory: int | None = None,
+        first_only: bool = False,
+        with_curves: bool = False,
+    ) -> EpochReplay: ...
 
 @final
 class Cover:

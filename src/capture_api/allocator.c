@@ -143,13 +143,16 @@ static PyObject *allocator_empty_cache(PyObject *object, PyObject *unused)
 }
 
 /* ---- a log of the virtual device (src/torch/virtual/virtual.h) ---- */
-enum { LOG_ALLOCATE, LOG_FREE, LOG_EMPTY_CACHE, LOG_STREAM, LOG_KIND_BITS = 2 };
+static unsigned kind_of_entry(uint64_t entry)
+{
+    return entry & ((1U << MS_LOG_KIND_BITS) - 1);
+}
 
 static size_t count_allocations(const uint64_t *log, size_t count)
 {
     size_t allocations = 0;
     for (size_t i = 0; i < count; i++)
-        allocations += (log[i] & 3) == LOG_ALLOCATE;
+        allocations += kind_of_entry(log[i]) == MS_LOG_ALLOCATE;
     return allocations;
 }
 
@@ -160,27 +163,30 @@ static int replay_log(ms_allocator *allocator, const uint64_t *log, size_t count
     uint64_t stream = 0;
     *number = 0;
     for (size_t i = 0; i < count; i++) {
-        uint64_t value = log[i] >> LOG_KIND_BITS;
+        uint64_t value = log[i] >> MS_LOG_KIND_BITS;
         int error = MS_OK;
-        switch (log[i] & 3) {
-        case LOG_ALLOCATE:
+        switch (kind_of_entry(log[i])) {
+        case MS_LOG_ALLOCATE:
             *bytes = value;
             error = ms_allocator_malloc(allocator, value, stream, &made[*number]);
             stream = 0;
             if (!error)
                 (*number)++;
             break;
-        case LOG_FREE:
+        case MS_LOG_FREE:
             if (value >= *number)
                 return MS_EINVAL;
             ms_allocator_free(allocator, made[value]);
             made[value] = NULL;
             break;
-        case LOG_EMPTY_CACHE:
+        case MS_LOG_EMPTY_CACHE:
             error = ms_allocator_empty_cache(allocator);
             break;
-        default:
+        case MS_LOG_STREAM:
             stream = value;
+            break;
+        default:
+            break;
         }
         if (error)
             return error;

@@ -1,5 +1,6 @@
 /* test_oom.c - memory that is refused to a replay: each function says so, and nothing leaks. */
 #include "capture/capture_scene.h"
+#include "modscope_epoch.h"
 #include "modscope_replay.h"
 #include "refused_malloc.h"
 
@@ -133,6 +134,51 @@ TEST(every_allocation_of_a_folded_replay_may_be_refused)
     CHECK_EQ(ms_allocator_settings_default(&settings, NULL), MS_OK);
     refuse_each_malloc(fold, MS_ENOMEM);
     finish_file();
+}
+
+/* Steps with a block of their shape's size, which the next step frees, and some with one more. */
+static int predict_epoch(void)
+{
+    enum { STEPS = 8, SHAPES = 4 };
+    uint64_t log[5 * STEPS];
+    size_t marks[STEPS + 1], count = 0, made = 0;
+    uint32_t shapes[STEPS], batches[64];
+    uint8_t kinds[64] = {0};
+    double features[SHAPES];
+    for (uint32_t i = 0; i < SHAPES; i++)
+        features[i] = 1 + i;
+    for (uint32_t i = 0; i < STEPS; i++) {
+        marks[i] = count;
+        shapes[i] = i % SHAPES;
+        uint64_t previous = made - 1;
+        log[count++] = (uint64_t)(1 + i % SHAPES) << (20 + MS_LOG_KIND_BITS) | MS_LOG_ALLOCATE;
+        made++;
+        if (i % 3 == 2) {
+            log[count++] = UINT64_C(4096) << MS_LOG_KIND_BITS | MS_LOG_ALLOCATE;
+            log[count++] = made++ << MS_LOG_KIND_BITS | MS_LOG_FREE;
+        }
+        if (i)
+            log[count++] = (i % 3 == 0 ? previous - 1 : previous) << MS_LOG_KIND_BITS | MS_LOG_FREE;
+    }
+    marks[STEPS] = count;
+    for (uint32_t i = 0; i < 64; i++)
+        batches[i] = i * 7 % SHAPES;
+    ms_epoch_source source = {log, count, marks, shapes, kinds, STEPS, 2, features, SHAPES, 1};
+    ms_epoch *epoch;
+    ms_epoch_result result;
+    int error = ms_epoch_open(&source, &epoch);
+    if (error)
+        return error;
+    error = ms_epoch_replay(epoch, &settings, &(ms_epoch_batches){batches, kinds, 64}, false, NULL, &result);
+    CHECK(error || (result.first_failure == MS_EPOCH_NONE && result.replayed < 64));
+    ms_epoch_close(epoch);
+    return error;
+}
+
+TEST(every_allocation_of_an_epoch_may_be_refused)
+{
+    CHECK_EQ(ms_allocator_settings_default(&settings, NULL), MS_OK);
+    refuse_each_malloc(predict_epoch, MS_ENOMEM);
 }
 
 TEST(every_allocation_of_a_replay_may_be_refused)
