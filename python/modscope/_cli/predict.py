@@ -10,7 +10,16 @@ import os
 from argparse import Namespace
 
 from modscope._cli.command import Command, Load, Parser
-from modscope._cli.options import add_gpus, add_prediction, add_recording, amount, check_ranks, fraction, rank_count
+from modscope._cli.options import (
+    add_gpus,
+    add_prediction,
+    add_recording,
+    amount,
+    check_ranks,
+    fraction,
+    number,
+    rank_count,
+)
 from modscope._predict import guard
 from modscope._predict.options import records_of, with_environment
 from modscope._predict.result import Predicted
@@ -38,6 +47,10 @@ def add_options(parser: Parser) -> None:
     above = "end with status 3 if the job reserves more than SIZE, such as 22GiB"
     add("--fail-above", type=amount, metavar="SIZE", help=above)
     add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
+    epoch = "read the shapes of all batches of the script's DataLoader, and say whether any of them runs out of memory"
+    add("--epoch", action="store_true", help=epoch)
+    batches = "with --epoch: read at most N batches (default: all; those of a stream that never ends need it)"
+    add("--batches", type=number(1), metavar="N", help=batches)
     ranks = "a rank's has the rank in its name: x.rank3.msc for x.msc; a table of ranks writes captures where this is"
     add_recording(parser, f"{ranks} given, and it may be a folder")
 
@@ -118,7 +131,24 @@ def _check_several(arguments: Namespace) -> None:
         arguments.error("a script that is read from stdin can be run once: give one GPU and one rank, without --check")
 
 
+def _check_epoch(arguments: Namespace) -> None:
+    if arguments.batches and not arguments.epoch:
+        arguments.error("--batches is of --epoch: add that, or leave --batches out")
+    if not arguments.epoch:
+        return
+    if arguments.check or arguments.all_ranks or len(arguments.ranks or ()) > 1:
+        arguments.error("--epoch predicts one rank: leave --check, --all-ranks and further --ranks out")
+    if arguments.output or arguments.force:
+        arguments.error("--epoch makes no capture: leave -o and -f out")
+    if arguments.target[0] == "-":
+        arguments.error("--epoch needs a script in a file, not one that is read from stdin")
+
+
 # ---- the command ----
+
+
+_RAN = {"ended": "stopped", "status": "0", "timed_out": None, "steps": 1}
+"""A script whose epoch was predicted took steps, and was then stopped."""
 
 
 def report(arguments: Namespace, load: Load) -> Predicted:
@@ -126,7 +156,11 @@ def report(arguments: Namespace, load: Load) -> Predicted:
     predicted = _predict(arguments)
     figures = predicted.figures or {}
     results = figures.get("gpus") or figures.get("ranks") or ([figures] if figures else [])
+    if arguments.epoch:
+        results = [{**_RAN, **row} for row in results]
     why = guard.why_stopped(records_of(arguments)[1], results)
+    if why is None and arguments.fail_unless_fits and not figures.get("is_whole_epoch", True) and not arguments.batches:
+        why = "Status 3: not all batches were read, so that it is not known whether the others fit."
     if why is None:
         return predicted
     text = predicted.text
@@ -137,12 +171,17 @@ def _predict(arguments: Namespace) -> Predicted:
     _check_allocator(arguments)
     _check_ranks(arguments)
     _check_several(arguments)
+    _check_epoch(arguments)
     of_ranks = arguments.all_ranks or len(arguments.ranks or ()) > 1
-    if arguments.gpu and len(arguments.gpu) == 1 and not arguments.check and not of_ranks:
+    if arguments.gpu and len(arguments.gpu) == 1 and not arguments.check and not of_ranks and not arguments.epoch:
         script, prediction = records_of(arguments)
         prediction = prediction._replace(gpus=[arguments.gpu[0].name])
         start(with_environment(script, prediction), prediction)
     check_target(arguments.target)
+    if arguments.epoch:
+        from modscope._predict.epoch import predict as epoch
+
+        return epoch.predict(arguments)
     if of_ranks:
         from modscope._predict import several_ranks
 

@@ -16,6 +16,7 @@ from modscope._virtual.gpus import Gpu, find_gpu
 from modscope._virtual.ranks.options import gpus_of_node
 
 if TYPE_CHECKING:
+    from modscope._predict.epoch.look_ahead import LookAhead
     from modscope._predict.options import PredictOptions
     from modscope._predict.progress import Progress
     from modscope._predict.sharding import Sharding
@@ -50,6 +51,7 @@ class Prediction:
         self._progress: Progress | None = None
         self._script_ended = False
         self._ending = threading.Lock()
+        self._look_ahead: LookAhead | None = None
 
     # ---- the beginning ----
 
@@ -69,6 +71,32 @@ class Prediction:
         fakes.set_selected(self.asked.selected)
         self._substitutes = Substitutes(self._ranks([self.gpu, *others]), self._sharding(), not self.asked.no_compile)
         self._substitutes.install()
+
+    def look_ahead(self, stop: Callable[[], None]) -> None:
+        """Read the batches of the script's DataLoader ahead, if that is asked for; ``stop`` ends the script then."""
+        if not self.asked.epoch:
+            return
+        from modscope._predict.epoch.look_ahead import LookAhead
+        from modscope._predict.result import may_reserve_beside
+        from modscope._virtual.device.environment import allocator_settings
+
+        assert self._device is not None
+        device = self._device
+
+        def capacities() -> list[int]:
+            facts = self.facts(0, "", {})
+            return [may_reserve_beside(find_gpu(name), facts) for name in self.asked.gpus]
+
+        allocator = {"version": self._version, "conf": allocator_settings() or None}
+        asked = self.asked
+        self._look_ahead = LookAhead(
+            asked.part, asked.seconds, asked.batches, capacities, allocator, lambda: device.used() or 0, stop
+        )
+        self._look_ahead.install()
+
+    def looks_ahead(self) -> bool:
+        """Whether the script ends when the steps of an epoch have been predicted."""
+        return self._look_ahead is not None and self._look_ahead.has_loader
 
     def _node(self) -> tuple[int, int]:
         """How many GPUs the script sees, and the index of its own."""
@@ -142,6 +170,8 @@ class Prediction:
 
     def _is_time_up(self) -> bool:
         """``asked.seconds`` count from the first use of the GPU. What precedes it has ``seconds_before_use``."""
+        if self.looks_ahead():  # which watches its own time
+            return False
         now = time.monotonic()
         if not self._first_use and self.has_used_gpu():
             self._first_use = now
@@ -159,6 +189,8 @@ class Prediction:
             self._script_ended = True
         if self._progress is not None:
             self._progress.done()
+        if self._look_ahead is not None:
+            self._look_ahead.remove()
 
     def optimizer_step_ended(self) -> None:
         """Note the virtual time on each GPU whose time is wanted. Without an optimizer, a backward has ended."""
@@ -172,6 +204,8 @@ class Prediction:
         from modscope import _native
 
         self._steps += 1
+        if self._look_ahead is not None:
+            self._look_ahead.step_ended()
         self._lack_order = bool(_native.optimizers_lack_order())
         if self.asked.part:
             with contextlib.suppress(OSError), open(os.path.join(self.asked.part, STEPS), "ab") as file:

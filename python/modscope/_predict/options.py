@@ -39,6 +39,11 @@ class PredictOptions(NamedTuple):
     fail_above: int = 0
     """Likewise if it reserves more bytes; 0: any number will do."""
 
+    epoch: bool = False
+    """The shapes of all batches of an epoch are read ahead, and steps of some of them are predicted."""
+    batches: int = 0
+    """At most so many batches are read; 0: all of them."""
+
     # These are no options of the command line.
     gpus: list[str] = ["h100"]
     """The script runs on the first of them; the times on all of them are wanted."""

@@ -50,6 +50,8 @@ class PredictedRun(RunRecording):
 
         try:
             self._prediction.install()
+            if not self._is_child:
+                self._prediction.look_ahead(self._stop_epoch)
         except Exception as error:
             self._finished = True
             self._discard()
@@ -80,6 +82,13 @@ class PredictedRun(RunRecording):
 
     def _step_ended(self) -> None:
         self._prediction.step_ended()
+
+    def _is_enough(self) -> bool:
+        return super()._is_enough() and not self._prediction.looks_ahead()
+
+    def _stop_epoch(self) -> NoReturn:
+        self._stopped = True
+        raise SystemExit(0)
 
     # ---- the end ----
 

@@ -49,7 +49,7 @@ def predict(arguments: argparse.Namespace) -> Predicted:
     status = 0
     rows: dict[Gpu, Result] = {}
     with tempfile.TemporaryDirectory(prefix="modscope-") as folder:
-        kinds = _kinds(gpus)
+        kinds = kinds_of(gpus)
         for number, kind in enumerate(kinds):
             part = os.path.join(folder, str(number))
             of_kind = for_part(script, prediction, part, gpus=[gpu.name for gpu in kind])
@@ -72,7 +72,7 @@ def predict(arguments: argparse.Namespace) -> Predicted:
     return Predicted(status, figures_of("gpus", results, elapsed), text)
 
 
-def _kinds(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
+def kinds_of(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
     """The GPUs by their rules, those with most memory first: the script sees that much."""
     kinds: dict[Any, list[Gpu]] = {}
     for gpu in sorted(gpus, key=lambda gpu: -gpu.memory):

@@ -246,6 +246,10 @@ class RunRecording:
 
     # What a prediction does in another way (_predict/recording.py).
 
+    def _is_enough(self) -> bool:
+        """Whether the script has taken as many steps as were asked for."""
+        return self._steps >= self._options.steps
+
     def _prepare(self) -> None:
         """Do what is needed before the recording begins."""
 
@@ -348,7 +352,7 @@ class RunRecording:
     def _count_step(self, optimizer: object) -> None:
         self._steps += 1
         self._step_ended()
-        if self._steps >= self._options.steps:
+        if self._is_enough():
             self._stop(optimizer)
 
     def _stop(self, optimizer: object) -> NoReturn:

@@ -106,16 +106,22 @@ class Certainty(NamedTuple):
     """Together, more or less."""
     communicators: int
     """What NCCL takes, more or less."""
+    interpolated: int = 0
+    """Sizes that follow from steps of batches with other shapes, more or less."""
+
+    @property
+    def _figures(self) -> int:
+        return self.workspaces + self.communicators + self.interpolated
 
     @property
     def margin(self) -> int:
         """The GPU may have so much less room than it takes to be as predicted."""
-        return self.workspaces + self.communicators + int((_MORE_CONTEXT - 1) * self.gpu.context)
+        return self._figures + int((_MORE_CONTEXT - 1) * self.gpu.context)
 
     @property
     def margin_above(self) -> int:
         """By how many bytes it may need more."""
-        return self.workspaces + self.communicators + int((1 - _LESS_CONTEXT) * self.gpu.context)
+        return self._figures + int((1 - _LESS_CONTEXT) * self.gpu.context)
 
 
 def certainty_of(gpu: Gpu, capture: Capture | None, device: str, reserved: int, communicators: int = 0) -> Certainty:
@@ -188,6 +194,8 @@ def _why(sure: Certainty) -> str:
         reasons[-1] += f" ({near_size(sure.workspaces)} more or less)"
     if sure.communicators:
         reasons.append(f"NCCL takes {near_size(sure.communicators)} more or less")
+    if sure.interpolated:
+        reasons.append(f"sizes that follow from batches of other shapes may be off by {near_size(sure.interpolated)}")
     if sure.gpu.context:
         low, high = (part * sure.gpu.context / (1 << 30) for part in (_LESS_CONTEXT, _MORE_CONTEXT))
         reasons.append(f"a CUDA context takes {low:.2f} to {high:.2f} GiB")

@@ -38,6 +38,16 @@ EITHER = """
         optimizer.step()
         optimizer.zero_grad()
 """
+EPOCH = """
+    import torch
+    from torch.utils.data import DataLoader
+    lengths = [1 << 12] * 6 + [1 << 16, 1 << 14, 1 << 13]
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    for batch in DataLoader(lengths, batch_size=1, collate_fn=lambda samples: torch.ones(samples[0])):
+        model(torch.ones(len(batch), 1024, device="cuda")).sum().backward()
+        optimizer.step()
+"""
 SHARDED = """
     import torch
     import torch.distributed as dist
@@ -216,7 +226,14 @@ def run(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not INTERCEPTION, reason="the virtual GPU needs interception")
 def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, monkeypatch):
-    scripts = {"train": EITHER, "sharded": SHARDED, "parts": PARTS, "compiled": COMPILED, "forks": FORKS}
+    scripts = {
+        "train": EITHER,
+        "sharded": SHARDED,
+        "parts": PARTS,
+        "compiled": COMPILED,
+        "forks": FORKS,
+        "epoch": EPOCH,
+    }
     for name, text in scripts.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     for name in ("train", "oom", "lossy"):
@@ -244,6 +261,7 @@ def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, m
         "predict --gpu h200,1GiB train.py",
         "predict --gpu h100 --ranks 2,4 sharded.py",
         "predict --gpu h100 compiled.py",
+        "predict --epoch --gpu 1GiB epoch.py",
         "fit gpu.msc --gpu 1GiB --ranks 8",
         "batch small.msc large.msc --batches 128,256 --gpu t4",
         f"plan large.msc --budget {budget}",

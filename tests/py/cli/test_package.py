@@ -21,6 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FOREIGN = {"torch", "_C", "aten", "_aten", "os", "sys", "argparse"}
 NAMEDTUPLE = {"_asdict", "_replace", "_fields"}
 TORCH = {
+    "_BaseDataLoaderIter",
     "_cdata",
     "_sequence_nr",
     "_schema",

@@ -1,0 +1,291 @@
+"""Whether any batch of an epoch runs out of memory on a GPU: which one, what would be safe, and how much of what is
+reserved the shapes before have left behind. Needs no torch."""
+
+from __future__ import annotations
+
+import array
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from modscope._predict.epoch.steps_of_shapes import ReadAhead, Sampled, ShapedSteps
+from modscope._predict.result import Facts, Result, may_reserve_beside
+from modscope._read.load import Capture
+from modscope._virtual.certainty import FITS, certainty_of, judge
+from modscope._virtual.gpus import Gpu
+
+EXPANDABLE = "expandable_segments:True"
+_ALONE = 3
+"""So many steps of one shape reserve what it needs alone."""
+_INEXACT = 0.05
+"""By so much of their bytes sizes may be off that are interpolated between shapes."""
+_TRIALS = 24
+
+
+class EpochRun(NamedTuple):
+    """What a script's process leaves of an epoch."""
+
+    place: str
+    length: int | None
+    other_loaders: list[str]
+    notes: list[str]
+    read: ReadAhead
+    sampled: Sampled
+    longest: dict[str, list[int]]
+    log: bytes
+
+    @classmethod
+    def of_json(cls, document: dict[str, Any], log: bytes) -> EpochRun:
+        read = ReadAhead.of_json(document["read"])
+        return cls(**{**document, "read": read, "sampled": Sampled(**document["sampled"])}, log=log)
+
+
+class EpochAnswer:
+    """Of one run, for any GPU of its kind."""
+
+    def __init__(self, run: EpochRun, facts: Facts, capture: Capture) -> None:
+        self._run, self._facts, self._capture = run, facts, capture
+        self._steps = ShapedSteps(run.log, run.sampled, run.read.shapes)
+        self._batches = self._steps.batches(run.read.batches)
+        self._conf = capture.info.get("allocator", "")
+        self.unlimited = self._replay(with_curves=True)
+        self._reserved = array.array("Q", self.unlimited["reserved_by_batch"])
+
+    def _replay(self, steps: ShapedSteps | None = None, batches: Any = None, conf: str = "", **how: Any) -> Any:
+        settings = ",".join(filter(None, (self._conf, conf))) or None
+        chosen = self._batches if batches is None else batches
+        return (steps or self._steps).replay(chosen, version=self._facts["torch"], conf=settings, **how)
+
+    # ---- one GPU ----
+
+    def on(self, gpu: Gpu) -> Result:
+        capacity = may_reserve_beside(gpu, self._facts)
+        room: dict[str, Any] = {"capacity": capacity, "total_memory": gpu.memory}
+        limited = self._replay(**room)
+        fits = limited["first_failure"] is None
+        expandable = self._replay(conf=EXPANDABLE, **room)
+        result = {
+            "gpu": gpu.name,
+            "title": gpu.title,
+            "memory": gpu.memory,
+            "context": gpu.context,
+            "may_reserve": capacity,
+            "fits": fits,
+            "reserved_peak": self.unlimited["reserved_peak"],
+            "reserved_at": self._describe(self.unlimited["reserved_at"]),
+            "allocated_peak": self.unlimited["allocated_peak"],
+            "left_behind": self._left_behind(self._steps, self._batches, self.unlimited),
+            "retries": limited["retries"] if fits else None,
+            **self._judged(gpu, capacity, fits),
+            "failures": limited["failures"],
+            "failure": None if fits else self._failure(limited),
+            "cap": None if fits else self._cap(limited, room),
+            "expandable": {
+                "fits": expandable["first_failure"] is None,
+                "reserved_peak": self._replay(conf=EXPANDABLE)["reserved_peak"],
+                "failures": expandable["failures"],
+            },
+        }
+        return result
+
+    def _judged(self, gpu: Gpu, capacity: int, fits: bool) -> Result:
+        ranks = self._facts.get("ranks")
+        communicators = ranks["communicator_bytes"] if ranks else 0
+        reserved = self.unlimited["reserved_peak"]
+        sure = certainty_of(gpu, self._capture, self._facts["device"], reserved, communicators)
+        sure = sure._replace(interpolated=self._inexact_bytes())
+        if self._is_partial() and fits:
+            return {"verdict": FITS, "margin": sure.margin, "why": ""}
+        verdict = judge(sure, capacity - reserved, capacity, fits, 0, lambda room: self._fits_with(room, gpu))
+        return verdict.as_json()
+
+    def _fits_with(self, capacity: int, gpu: Gpu) -> bool:
+        found = self._replay(capacity=capacity, total_memory=gpu.memory, first_only=True)
+        return bool(found["first_failure"] is None)
+
+    def _inexact_bytes(self) -> int:
+        """By how much sizes that are interpolated may be off; nothing is, where the decisive shape was predicted."""
+        decisive = self._batches[self._steps.computed(self.unlimited["reserved_at"])]
+        if decisive in self._steps.sampled_shapes():
+            return 0
+        return int(_INEXACT * self._steps.facts["inexact_bytes"])
+
+    def _is_partial(self) -> bool:
+        return not self._run.read.is_whole
+
+    # ---- what is said of a batch ----
+
+    def _describe(self, at: int) -> Result:
+        """A batch, where a step with it is the one that began with batch ``at``."""
+        batch = self._steps.computed(at)
+        shape = self._run.read.shapes[self._batches[batch]]
+        sample = self._run.longest.get(str(batch))
+        return {
+            "batch": batch,
+            "step": batch // self._run.sampled.period + 1,
+            "shape": list(shape.dims),
+            "unit": shape.unit,
+            "longest_sample": sample[0] if sample else None,
+        }
+
+    def _failure(self, limited: Any) -> Result:
+        at = limited["first_failure"]
+        return {
+            **self._describe(at),
+            "needs": max(self._reserved[at], limited["reserved"] + limited["requested"]),
+            "requested": limited["requested"],
+            "allocated": limited["allocated"],
+            "reserved": limited["reserved"],
+        }
+
+    def _left_behind(self, steps: ShapedSteps, batches: array.array[int], found: Any, **room: Any) -> int:
+        """Of what is reserved at most, so much would not be if there were only the batch that needs most."""
+        first = self._run.sampled.first
+        worst = batches[steps.computed(found["allocated_at"])]
+        alone = array.array("I", [*batches[:first], *[worst] * _ALONE])
+        return max(int(found["reserved_peak"] - self._replay(steps, alone, **room)["reserved_peak"]), 0)
+
+    # ---- what would be safe ----
+
+    def _cap(self, limited: Any, room: dict[str, Any]) -> Result | None:
+        """The largest value of a length with which no batch fails; None: there is none, as the shapes do not vary."""
+        failing = self._batches[self._steps.computed(limited["first_failure"])]
+        for feature in self._features_by_excess(failing):
+            value = self._largest(feature, failing, room)
+            if value is not None:
+                return self._describe_cap(feature, value, failing, room)
+        return None
+
+    def _features_by_excess(self, failing: int) -> list[int]:
+        table = self._steps.table
+
+        def excess(feature: int) -> float:
+            middle = statistics.median(row[feature] for row in table.rows) or 1.0
+            return table.rows[failing][feature] / middle
+
+        lengths = [number for number, name in enumerate(table.names) if "+" not in name]
+        return sorted(lengths, key=excess, reverse=True)
+
+    def _largest(self, feature: int, failing: int, room: dict[str, Any]) -> int | None:
+        most = int(self._steps.table.rows[failing][feature])
+        least = int(min(row[feature] for row in self._steps.table.rows))
+        unit = 64 if most >= 1024 else 8 if most >= 128 else 1
+        grid: list[int] = [least, *range((least // unit + 1) * unit, most, unit)]
+        read = self._run.read.batches
+        distinct = self._steps.batches([*read[: self._run.sampled.first], *dict.fromkeys(read)])
+
+        def fits(value: int, batches: array.array[int]) -> bool:
+            steps, clipped = self._clipped(feature, value, batches)
+            return bool(self._replay(steps, clipped, first_only=True, **room)["first_failure"] is None)
+
+        found = _last_that(lambda at: fits(grid[at], distinct), len(grid))
+        for _ in range(_TRIALS):
+            if found is None or found < 0:
+                return None
+            if fits(grid[found], self._batches):
+                return grid[found]
+            found -= 1
+        return None
+
+    def _clipped(self, feature: int, value: int, batches: array.array[int]) -> tuple[ShapedSteps, array.array[int]]:
+        """The epoch with shapes in which this length is at most ``value``."""
+        rows = self._steps.table.rows
+        new: dict[tuple[float, ...], int] = {}
+        numbers = [*range(len(rows))]
+        for shape, row in enumerate(rows):
+            if row[feature] > value:
+                clipped = tuple(float(value) if at == feature else number for at, number in enumerate(row))
+                numbers[shape] = len(rows) + new.setdefault(clipped, len(new))
+        first = self._run.sampled.first
+        kept = array.array("I", [*batches[:first], *(numbers[shape] for shape in batches[first:])])
+        return self._steps.with_rows([list(row) for row in new]), kept
+
+    def _describe_cap(self, feature: int, value: int, failing: int, room: dict[str, Any]) -> Result:
+        steps, batches = self._clipped(feature, value, self._batches)
+        found = self._replay(steps, batches, **room)
+        shape = self._run.read.shapes[failing]
+        was = int(self._steps.table.rows[failing][feature])
+        dims = [value if dim == was else dim for dim in shape.dims]
+        return {
+            "length": self._steps.table.names[feature],
+            "value": value,
+            "shape": dims if was in shape.dims else [],
+            "unit": shape.unit,
+            "reserved_peak": found["reserved_peak"],
+            "left_behind": self._left_behind(steps, batches, found, **room),
+        }
+
+    # ---- the whole ----
+
+    def about(self) -> Result:
+        """What is the same for all GPUs."""
+        read, facts = self._run.read, self._steps.facts
+        return {
+            "loader": self._run.place,
+            "batches": len(read.batches),
+            "batches_of_loader": self._run.length,
+            "is_whole_epoch": read.is_whole,
+            "read_seconds": round(read.seconds, 3),
+            "read_error": read.error,
+            "shapes": len(set(read.batches)),
+            "smallest": self._shape_at(min),
+            "largest": self._shape_at(max),
+            "predicted_shapes": len(self._steps.sampled_shapes()),
+            "inexact_blocks": facts["inexact"],
+            "blocks": facts["blocks"],
+            "batches_per_step": self._run.sampled.period,
+            "longest_sample": self._longest_sample(),
+            "notes": self._notes(),
+        }
+
+    def _shape_at(self, pick: Callable[..., int]) -> Result | None:
+        if not self._run.read.batches:
+            return None
+        shape = self._run.read.shapes[pick(set(self._run.read.batches), key=self._steps.table.volume)]
+        return {"shape": list(shape.dims), "unit": shape.unit}
+
+    def _longest_sample(self) -> int | None:
+        found = [sample for sample in self._run.longest.values() if sample]
+        return max(found, key=lambda sample: sample[1])[0] if found else None
+
+    def _notes(self) -> list[str]:
+        notes = list(self._run.notes)
+        if self._run.other_loaders:
+            others = ", ".join(sorted(set(self._run.other_loaders)))
+            notes.append(f"The script iterates other DataLoaders too ({others}): their batches were not read.")
+        if self._steps.table.left_out:
+            notes.append(
+                f"The shapes vary in {self._steps.table.left_out + len(self._steps.table.names)} ways: "
+                f"{len(self._steps.table.names)} of them are followed."
+            )
+        if self._run.read.not_stored:
+            notes.append(f"Of some shapes {self._run.read.not_stored}: their steps follow from other shapes.")
+        return notes
+
+    def curve(self, most: int = 500) -> list[Result]:
+        """What is reserved and allocated at most by the steps, in at most so many points."""
+        allocated = array.array("Q", self.unlimited["allocated_by_batch"])
+        width = max((len(allocated) + most - 1) // most, 1)
+        starts = range(0, len(allocated), width)
+        return [
+            {
+                "batch": at,
+                "reserved": max(self._reserved[at : at + width]),
+                "allocated": max(allocated[at : at + width]),
+            }
+            for at in starts
+        ]
+
+
+def _last_that(is_good: Callable[[int], bool], count: int) -> int | None:
+    """The last of ``count`` indices that is good, where all before it are; None: the first one is not."""
+    low, high = -1, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_good(middle) else (low, middle)
+    return low if low >= 0 else None
+
+
+def answers(run: EpochRun, facts: Facts, capture: Capture, gpus: Sequence[Gpu]) -> Result:
+    answer = EpochAnswer(run, facts, capture)
+    return {**answer.about(), "gpus": [answer.on(gpu) for gpu in gpus], "curve": answer.curve()}

@@ -1,0 +1,337 @@
+"""``predict --epoch`` inside the script's process. The script's own loop predicts the steps: its DataLoader gives it
+batches of the shapes that are wanted, after another process has read the shapes of the whole epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import sysconfig
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from modscope._predict.epoch.batch_shapes import Features, Shape, shape_of
+from modscope._predict.epoch.reader import Reader, fork_reader
+from modscope._predict.epoch.spool import Spool
+from modscope._predict.epoch.steps_of_shapes import (
+    MOST_SAMPLES,
+    ReadAhead,
+    Sampled,
+    ShapedSteps,
+    first_choice,
+    next_choice,
+)
+
+EPOCH, PROGRESS = "epoch.json", "epoch.progress"
+"""Files of ``PredictOptions.part``: what was read and predicted, and how far that is."""
+_WARM_STEPS = 2
+_FILLERS = 2
+"""Steps after the last one that counts: it may end in the next one."""
+_MOST_READERS = 16
+
+
+class _Loader:
+    """A DataLoader that the script iterates."""
+
+    def __init__(self, loader: Any, place: str) -> None:
+        self.loader, self.place = loader, place
+        self.reader: Reader | None = None
+        self.marks: list[int] = []
+        """Where the log was when each batch was asked for."""
+        self.shapes: list[Shape] = []
+        self.steps: list[int] = []
+        """How many batches were asked for when each step ended."""
+
+    def length(self) -> int | None:
+        try:
+            return len(self.loader)
+        except Exception:  # of an iterable dataset, which may raise anything
+            return None
+
+
+class LookAhead:
+    def __init__(
+        self,
+        part: str,
+        seconds: float,
+        batches: int,
+        capacities: Callable[[], list[int]],
+        allocator: dict[str, Any],
+        device: Callable[[], int],
+        stop: Callable[[], None],
+    ) -> None:
+        """``seconds``: that reading may take, and predicting again; ``batches``: that are read at most, 0 for all of
+        them; ``capacities``: that matter; ``allocator``: what its replays are told; ``stop``: ends the script."""
+        self._part, self._seconds, self._most = part, seconds, batches
+        self._capacities, self._allocator, self._device, self._stop = capacities, allocator, device, stop
+        self._pid = os.getpid()
+        self._undo = contextlib.ExitStack()
+        self._loaders: dict[int, _Loader] = {}
+        self._latest: _Loader | None = None
+        self._training: _Loader | None = None
+        self._read: ReadAhead | None = None
+        self._spool: Spool | None = None
+        self._queue: list[int] = []
+        self._fed: list[int] = []
+        self._rounds = self._sampled = 0
+        self._sampling_began = 0.0
+        self._shapes: list[Shape] = []
+        self._notes: list[str] = []
+        self._iterated: list[str] = []
+
+    @property
+    def has_loader(self) -> bool:
+        return self._training is not None
+
+    def install(self) -> None:
+        from torch.utils.data import dataloader
+
+        module: Any = dataloader
+        DataLoader: Any = module.DataLoader
+
+        iterate = DataLoader.__iter__
+        advance = module._BaseDataLoaderIter.__next__
+        look = self
+        watched_by: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
+
+        @functools.wraps(iterate)
+        def __iter__(loader: Any) -> Iterator[Any]:
+            watched = look._begin(loader, iterate) if look._is_here() else None
+            iterator = iterate(loader)
+            if watched is not None:
+                watched_by[iterator] = watched
+            return iterator  # type: ignore[no-any-return]
+
+        @functools.wraps(advance)
+        def __next__(iterator: Any) -> Any:
+            watched = watched_by.get(iterator)
+            if watched is None or not look._is_here():
+                return advance(iterator)
+            return look._next(watched, lambda: advance(iterator))
+
+        DataLoader.__iter__ = __iter__
+        module._BaseDataLoaderIter.__next__ = __next__
+        self._undo.callback(setattr, DataLoader, "__iter__", iterate)
+        self._undo.callback(setattr, module._BaseDataLoaderIter, "__next__", advance)
+
+    def remove(self) -> None:
+        self._undo.close()
+        for watched in self._loaders.values():
+            if watched.reader is not None:
+                watched.reader.close()
+                watched.reader = None
+
+    def _is_here(self) -> bool:
+        """Not in a worker, nor in the process that reads ahead."""
+        return os.getpid() == self._pid
+
+    # ---- until the training loader is known ----
+
+    def _begin(self, loader: Any, iterate: Any) -> _Loader:
+        watched = self._loaders.get(id(loader))
+        if watched is None:
+            watched = self._loaders[id(loader)] = _Loader(loader, _place())
+            if self._training is None and len(self._loaders) <= _MOST_READERS:
+                folder = os.path.join(self._part, f"batches{len(self._loaders)}")
+                os.makedirs(folder, exist_ok=True)
+                try:
+                    watched.reader = fork_reader(loader, iterate, folder)
+                except OSError as error:
+                    self._notes.append(f"No process could be started to read ahead: {error.strerror}.")
+                self._spool = self._spool or Spool(folder)
+        return watched
+
+    def step_ended(self) -> None:
+        """A training step has ended: the loader that gave the last batch is the one of training."""
+        latest = self._latest
+        if latest is None or not self._is_here():
+            return
+        if self._training is None:
+            if latest.reader is None:
+                return
+            self._choose(latest)
+        if latest is self._training:
+            latest.steps.append(len(latest.marks))
+
+    def _choose(self, training: _Loader) -> None:
+        assert training.reader is not None
+        self._training = training
+        number = [*self._loaders.values()].index(training) + 1
+        self._spool = Spool(os.path.join(self._part, f"batches{number}"))
+        for other in self._loaders.values():
+            if other is not training and other.reader is not None:
+                self._iterated.append(other.place)
+                other.reader.close()
+                other.reader = None
+        training.reader.begin(self._seconds, self._most)
+
+    # ---- batches ----
+
+    def _next(self, watched: _Loader, advance: Callable[[], Any]) -> Any:
+        from modscope import _native
+
+        watched.marks.append(_native.virtual_log_count(self._device()))
+        if watched is self._training and (self._read is not None or len(watched.steps) >= _WARM_STEPS):
+            return self._wanted(watched)
+        try:
+            batch = advance()
+        except StopIteration:
+            watched.marks.pop()
+            raise
+        watched.shapes.append(shape_of(batch))
+        self._latest = watched
+        return batch
+
+    def _wanted(self, watched: _Loader) -> Any:
+        """The next batch whose step is to be predicted. The script ends if there is none."""
+        assert self._spool is not None
+        if self._read is None:
+            self._receive(watched)
+        while not self._queue:
+            if not self._refine(watched):
+                self._finish(watched)
+        shape = self._queue.pop(0)
+        self._fed.append(shape)
+        return self._spool.get(shape)
+
+    def _receive(self, watched: _Loader) -> None:
+        """Wait for what is read, and choose what to predict first."""
+        assert watched.reader is not None
+        length = watched.length()
+
+        def tell(count: int) -> None:
+            of = f" of {length:,}" if length is not None else ""
+            self._say(f"reading the DataLoader at {watched.place}: {count:,}{of} batches")
+
+        self._read = ReadAhead.of_json(watched.reader.result(tell))
+        self._shapes = [*self._read.shapes]
+        self._first = [self._number_of(shape) for shape in watched.shapes]
+        self._sampling_began = time.monotonic()
+        table = self._steps_table()
+        usable = self._usable()
+        self._queue = first_choice(table, usable) * min(self._period(watched), 3) if usable else []
+        self._sampled = len(self._queue)
+        self._queue += self._queue[-1:] * _FILLERS
+
+    def _steps_table(self) -> Any:
+        from modscope._predict.epoch.batch_shapes import table_of
+
+        return table_of([shape.features for shape in self._shapes])
+
+    def _number_of(self, shape: Shape) -> int:
+        """The number of the shape of a batch that training got."""
+        numbers: dict[tuple[tuple[str, int], ...], int] = {
+            tuple(known.features.items()): number for number, known in enumerate(self._shapes)
+        }
+        key: Features = shape.features
+        number = numbers.get(tuple(key.items()))
+        if number is None:
+            number = len(self._shapes)
+            self._shapes.append(shape)
+        return number
+
+    def _usable(self) -> list[int]:
+        assert self._spool is not None and self._read is not None
+        return [number for number in range(len(self._read.shapes)) if self._spool.has(number)]
+
+    def _period(self, watched: _Loader) -> int:
+        """How many batches there are for an optimizer step."""
+        period = watched.steps[-1] - watched.steps[-2] if len(watched.steps) > 1 else 1
+        return period if 1 <= period <= 64 else 1
+
+    def _refine(self, watched: _Loader) -> bool:
+        """Choose what to predict next. False: nothing more is needed, or there is no time for it."""
+        assert self._read is not None
+        is_late = bool(self._seconds) and time.monotonic() - self._sampling_began > self._seconds
+        if not self._fed or is_late or self._sampled >= MOST_SAMPLES * self._period(watched):
+            return False
+        self._say("replaying the epoch")
+        steps = ShapedSteps(self._log(), self._steps(watched), self._shapes)
+        chosen = next_choice(steps, self._read.batches, set(self._usable()), self._capacities(), {**self._allocator})
+        self._queue = chosen * self._period(watched)
+        self._sampled += len(self._queue)
+        self._queue += self._queue[-1:] * (1 + steps.facts["lag"])
+        return bool(chosen)
+
+    def _log(self) -> bytes:
+        from modscope import _native
+
+        return _native.virtual_log_read(self._device())
+
+    def _steps(self, watched: _Loader) -> Sampled:
+        return Sampled([*watched.marks], [*self._first, *self._fed], len(self._first), self._period(watched))
+
+    # ---- the end ----
+
+    def _finish(self, watched: _Loader) -> None:
+        assert self._read is not None
+        self._say("")
+        sampled = self._steps(watched)
+        document = {
+            "place": watched.place,
+            "length": watched.length(),
+            "other_loaders": self._iterated,
+            "notes": [*self._notes, *self._about(watched)],
+            "read": self._read._replace(shapes=self._shapes).as_json(),
+            "sampled": sampled._asdict(),
+            "longest": self._longest_samples(watched),
+        }
+        path = os.path.join(self._part, EPOCH)
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump(document, file)
+        os.replace(f"{path}.new", path)
+        self.remove()
+        self._stop()
+
+    def _about(self, watched: _Loader) -> list[str]:
+        """What training got should be what was read ahead."""
+        assert self._read is not None
+        got = self._first
+        read = [*self._read.batches[: len(got)]]
+        if not read or got[: len(read)] == read:
+            return []
+        return [
+            "The script's first batches have other shapes than those that were read ahead: the loader's order is not "
+            "the same twice. Set a seed for an exact answer."
+        ]
+
+    def _longest_samples(self, watched: _Loader) -> dict[str, list[int]]:
+        """By batch, for the batches of which an answer may speak."""
+        assert self._read is not None and watched.reader is not None
+        if not self._read.batches or not self._fed:
+            return {}
+        steps = ShapedSteps(self._log(), self._steps(watched), self._shapes)
+        batches = steps.batches(self._read.batches)
+        largest = max(range(len(batches)), key=lambda batch: steps.table.volume(batches[batch]))
+        wanted = {largest}
+        for capacity in self._capacities():
+            failed = steps.replay(batches, capacity=capacity, first_only=True, **self._allocator)["first_failure"]
+            if failed is not None:
+                wanted.add(steps.computed(failed))
+        found = {str(batch): watched.reader.longest_sample(batch) for batch in sorted(wanted)}
+        return {batch: sample for batch, sample in found.items() if sample}
+
+    def _say(self, what: str) -> None:
+        with contextlib.suppress(OSError), open(os.path.join(self._part, PROGRESS), "w", encoding="utf-8") as file:
+            file.write(what)
+
+
+def _place() -> str:
+    """Where the script iterates a loader: the innermost line that is not a library's."""
+    libraries = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), sysconfig.get_path("stdlib"))
+    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    frame: FrameType | None = sys._getframe()
+    outermost = ""
+    while frame is not None:
+        file = os.path.abspath(frame.f_code.co_filename)
+        if os.path.isfile(file):
+            outermost = f"{os.path.basename(file)}:{frame.f_lineno}"
+            if not file.startswith(libraries) and not file.startswith(own) and "site-packages" not in file:
+                return outermost
+        frame = frame.f_back
+    return outermost or "?"

@@ -1,0 +1,148 @@
+"""The lines that ``modscope predict --epoch`` prints. Needs no torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from modscope._predict.result import Result, verdict_of
+from modscope._predict.text import seconds
+from modscope._read.text import clean, counted, gpu_label, near_size, rough_size, size
+from modscope._virtual.certainty import NOT, OPEN, describe, describe_margin
+
+
+def lines(figures: Result, target: Sequence[str]) -> list[str]:
+    told = [_what_was_read(figures)]
+    for row in figures["gpus"]:
+        told += _about(row, figures)
+    told += _how_exact(figures)
+    told += [clean(note) for note in (*figures["notes"], *figures["script_notes"])]
+    told += _advice(figures, target)
+    return told
+
+
+def _shape(of: Result) -> str:
+    dims = " x ".join(f"{dim:,}" for dim in of["shape"])
+    return f"{dims} {of['unit']}" if of["unit"] else dims
+
+
+def _what_was_read(figures: Result) -> str:
+    count, shapes = figures["batches"], figures["shapes"]
+    of = figures["batches_of_loader"]
+    how_many = f"{count:,} batches" if count != 1 else "1 batch"
+    if not figures["is_whole_epoch"]:
+        how_many = f"the first {how_many}" + (f" of {of:,}" if of else "")
+    text = f"{how_many} of the DataLoader at {figures['loader']} were read in {seconds(figures['read_seconds'])}: "
+    if shapes == 1:
+        text += f"all of {_shape(figures['largest'])}."
+    else:
+        text += f"{shapes:,} shapes, {_shape(figures['smallest'])} to {_shape(figures['largest'])}."
+    if figures["read_error"]:
+        text += f" Then reading failed: {clean(figures['read_error'])}."
+    elif not figures["is_whole_epoch"]:
+        text += " What follows them was not read (--batches, --seconds)."
+    return text
+
+
+# ---- one GPU ----
+
+
+def _about(row: Result, figures: Result) -> list[str]:
+    if row["failure"] is None:
+        return [_fits(row, figures), *_expandable(row)]
+    return [_fails(row), *_cap(row), *_expandable(row)]
+
+
+def _which(at: Result) -> str:
+    return f"batch {at['batch']:,} (step {at['step']:,})"
+
+
+def _fits(row: Result, figures: Result) -> str:
+    gpu = gpu_label(row["title"])
+    verdict = verdict_of(row)
+    most = (
+        f"{size(row['reserved_peak'])} are reserved at most, by {_which(row['reserved_at'])}, "
+        f"{_shape(row['reserved_at'])}{_fragments(row)}"
+    )
+    spare = row["may_reserve"] - row["reserved_peak"]
+    if verdict.answer == OPEN:
+        return f"{gpu}: {most}. That is {describe(verdict, spare)}"
+    every = "every batch fits" if figures["is_whole_epoch"] else "every batch that was read fits"
+    only = ""
+    if spare < 0:
+        only = f", but only because the allocator gives memory back {counted(row['retries'], 'time')}"
+        return f"{gpu}: {every}{only}: with more memory {most}."
+    return f"{gpu}: {every}, with {rough_size(spare)} to spare: {most}."
+
+
+def _fragments(row: Result) -> str:
+    if not row["left_behind"]:
+        return ""
+    return f", {near_size(row['left_behind'])} of it fragments that batches of other shapes left behind"
+
+
+def _fails(row: Result) -> str:
+    at, gpu = row["failure"], gpu_label(row["title"])
+    verdict = verdict_of(row)
+    needs = (
+        f"{_which(at)} would run out of memory: {_shape(at)} need {near_size(at['needs'])}, the {gpu} has "
+        f"{near_size(row['may_reserve'])} for it."
+    )
+    if verdict.answer == OPEN:
+        needs = f"{needs[:-1]}. That is too close to tell. {describe_margin(verdict)}"
+    text = needs[0].upper() + needs[1:]
+    if row["failures"] > 1:
+        text += f" It is the first of {row['failures']:,}."
+    return text
+
+
+def _cap(row: Result) -> list[str]:
+    cap = row["cap"]
+    if cap is None:
+        return ["No shorter length makes the whole epoch fit: a smaller batch is needed."]
+    what = _shape(cap) if cap["shape"] else f"{cap['length']} of {cap['value']:,}"
+    left = f", {near_size(cap['left_behind'])} of it fragments that the shapes before left behind" * bool(
+        cap["left_behind"]
+    )
+    return [f"Up to {what} fit. By then {size(cap['reserved_peak'])} are reserved{left}."]
+
+
+def _expandable(row: Result) -> list[str]:
+    other = row["expandable"]
+    if row["failure"] is not None and other["fits"]:
+        return [
+            f"With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True every batch fits: "
+            f"{size(other['reserved_peak'])} are reserved at most."
+        ]
+    if other["reserved_peak"] < row["reserved_peak"]:
+        return [
+            f"With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {size(other['reserved_peak'])} would be reserved "
+            f"at most{', which is still too much' if row['failure'] is not None else ''}."
+        ]
+    return []
+
+
+# ---- the whole ----
+
+
+def _how_exact(figures: Result) -> list[str]:
+    count = figures["predicted_shapes"]
+    text = f"Steps of {counted(count, 'shape')} were predicted; those of the others follow from them"
+    if figures["shapes"] <= count:
+        return []
+    if figures["inexact_blocks"]:
+        part = 100 * figures["inexact_blocks"] / max(figures["blocks"], 1)
+        return [f"{text}, {part:.0f} % of the sizes by interpolation."]
+    return [f"{text}, each size exactly."]
+
+
+def _advice(figures: Result, target: Sequence[str]) -> list[str]:
+    failed = next((row for row in figures["gpus"] if row["failure"] is not None), None)
+    if failed is None or verdict_of(failed).answer not in (NOT, OPEN):
+        return []
+    longest = failed["failure"]["longest_sample"]
+    sample = f"Sample {longest:,} of the dataset is the longest of that batch. " if longest is not None else ""
+    cap = failed["cap"]
+    first = f"Cap the length at {cap['value']:,}" if cap and cap["shape"] else "Make the batch smaller"
+    command = clean(shlex.join(["modscope", "fit", *target, "--gpu", failed["gpu"]]))
+    return [f"{sample}{first}, or see what else would help:  {command}"]
