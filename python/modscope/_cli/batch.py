@@ -7,12 +7,12 @@ from argparse import Namespace
 from modscope._cli.command import Command, Load, Parser
 from modscope._cli.options import add_batches, add_device, add_gpus, add_prediction, check_no_ranks, check_ranks
 from modscope._fit import batch as _batch
+from modscope._fit.batch import Batch
 from modscope._fit.job import Job
 from modscope._predict.capture_of_script import PredictedScript
 from modscope._predict.options import records_of
 from modscope._read.load import CaptureError
 from modscope._read.script_arguments import script_words
-from modscope._read.summary import Report
 from modscope._read.text import at_least, clean, gpu_label, rough_size, size
 from modscope._show.terminal import Screen
 from modscope._virtual.certainty import OPEN, Verdict, describe
@@ -36,7 +36,7 @@ def add_options(parser: Parser) -> None:
     add_prediction(parser, of_captures="")
 
 
-def report(arguments: Namespace, load: Load) -> Report:
+def report(arguments: Namespace, load: Load) -> Batch:
     gpus: list[Gpu] = arguments.gpu or list(GPUS.values())
     if arguments.target:
         return _of_script(arguments, gpus)
@@ -48,11 +48,10 @@ def report(arguments: Namespace, load: Load) -> Report:
             "They can be predicted:  modscope predict --gpu h100 -o small.msc train.py --batch 4"
         )
     small, large = (Job(file, arguments.device) for file in (arguments.file, arguments.other))
-    made = _batch.largest_batch(small, large, gpus, arguments.batches)
-    return {"files": [arguments.file, arguments.other], "script": None, **made}
+    return _batch.largest_batch(small, large, gpus, arguments.batches)
 
 
-def _of_script(arguments: Namespace, gpus: list[Gpu]) -> Report:
+def _of_script(arguments: Namespace, gpus: list[Gpu]) -> Batch:
     target: list[str] = arguments.target
     if not any(_PLACE in word for word in target[1:]):
         raise CaptureError(
@@ -74,14 +73,13 @@ def _of_script(arguments: Namespace, gpus: list[Gpu]) -> Report:
                 raise CaptureError(f'{script.name} used no GPU: it uses one where its device is "cuda"')
             return job
 
-        made = _batch.search(predict, gpu, arguments.batches or _FIRST, _PREDICTIONS)
-    return {"files": [], "script": script.target, **made}
+        return _batch.search(predict, gpu, arguments.batches or _FIRST, _PREDICTIONS, script.target)
 
 
 # ---- as text ----
 
 
-def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
+def text(result: Batch, screen: Screen, arguments: Namespace) -> list[str]:
     if len(result["gpus"]) > 1:
         out = [*_table_of_gpus(result, screen), ""]
     else:
@@ -91,11 +89,11 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     return out
 
 
-def _verb(result: Report) -> str:
+def _verb(result: Batch) -> str:
     return "reserves" if result["caching"] else "allocates"
 
 
-def _answer(result: Report) -> str:
+def _answer(result: Batch) -> str:
     (row,) = result["gpus"]
     gpu = clean(gpu_label(row["title"]))
     room = f"of {size(row['capacity'])} that it may reserve"
@@ -113,7 +111,7 @@ def _answer(result: Report) -> str:
     return f"The largest batch that fits {gpu} is {row['largest']}: {result['device']} {_verb(result)} {needs} {room}."
 
 
-def _curve(result: Report, screen: Screen) -> list[str]:
+def _curve(result: Batch, screen: Screen) -> list[str]:
     (row,) = result["gpus"]
     points = result["curve"]
     highest = max(row["capacity"], *(point["reserved"] for point in points))
@@ -129,7 +127,7 @@ def _curve(result: Report, screen: Screen) -> list[str]:
     return screen.table(("batch", "reserved" if result["caching"] else "allocated", "", ""), rows, left=[2])
 
 
-def _table_of_gpus(result: Report, screen: Screen) -> list[str]:
+def _table_of_gpus(result: Batch, screen: Screen) -> list[str]:
     rows = []
     for row in result["gpus"]:
         largest = (
@@ -148,14 +146,14 @@ def _table_of_gpus(result: Report, screen: Screen) -> list[str]:
     )
 
 
-def _how(result: Report) -> str:
+def _how(result: Batch) -> str:
     small, large = result["batches"]
     if result["script"]:
         return "Each of these batches was predicted."
     return f"Other batches than {small} and {large} are interpolated linearly between both captures."
 
 
-def _open(result: Report) -> list[str]:
+def _open(result: Batch) -> list[str]:
     """Up to which batch it is sure that it fits, where the largest one is too close to tell."""
     lines = {}
     for row in result["gpus"]:
@@ -169,7 +167,7 @@ def _open(result: Report) -> list[str]:
     return list(lines.values())
 
 
-def _far(result: Report) -> list[str]:
+def _far(result: Batch) -> list[str]:
     if not any(row["is_far"] for row in result["gpus"]):
         return []
     return [

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from modscope._show.terminal import Screen, write
@@ -29,7 +29,7 @@ class Command(NamedTuple):
     """Do what was asked. Returns the figures."""
     text: Callable[[Any, Screen, argparse.Namespace], list[str]]
     """The figures as lines for a terminal."""
-    as_json: Callable[[Any, argparse.Namespace], Report | None] = lambda report, arguments: report
+    as_json: Callable[[Any, argparse.Namespace], Mapping[str, Any] | None] = lambda report, arguments: report
     """The figures as --json prints them; None: there are none, and nothing is printed."""
     status: Callable[[Any], int] = lambda report: 0
     """The exit status."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pathlib
 import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from modscope._cli.command import Load
 from modscope._read.categories import TOTAL, Sums, parts_of
@@ -26,7 +27,7 @@ def moment_report(file: str, load: Load, arguments: Namespace) -> tuple[Report, 
     if device is None:
         device = failed.device if failed else capture.main_device if at == "peak" else snapshot.main_device
     held = {name: sums[TOTAL] for name, sums in snapshot.totals.items()}
-    report = {
+    report: Report = {
         **file_report(file, capture),
         "is_lower_bound": snapshot.is_lower_bound,
         "at": at,
@@ -127,7 +128,7 @@ def others(report: Report, screen: Screen) -> list[str]:
     return ["", *screen.wrap(f"Other devices: {names} (--device {next(iter(report['others']))})")]
 
 
-def why_incomplete(report: Report) -> list[str]:
+def why_incomplete(report: Mapping[str, Any]) -> list[str]:
     """Sentences on why the figures may be too low, if they may. The summary has said already how the run ended."""
     sentences = describe_losses(report)
     if not report.get("ended", True) and "end" not in report:
@@ -135,7 +136,7 @@ def why_incomplete(report: Report) -> list[str]:
     return sentences
 
 
-def notes(report: Report, screen: Screen) -> list[str]:
+def notes(report: Mapping[str, Any], screen: Screen) -> list[str]:
     """Such sentences as lines."""
     lines = [line for sentence in why_incomplete(report) for line in screen.wrap(sentence)]
     return ["", *lines] if lines else []

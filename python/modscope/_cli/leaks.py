@@ -7,8 +7,7 @@ from argparse import Namespace
 from modscope._cli.command import Command, Load, Parser
 from modscope._cli.common import find_device, next_command, notes
 from modscope._cli.options import add_capture, add_device
-from modscope._read.leaks import describe_growth, describe_leaks, find_leaks
-from modscope._read.summary import Report
+from modscope._read.leaks import LeakedBlocks, Leaks, LineBytes, describe_growth, describe_leaks, find_leaks
 from modscope._read.text import clean, counted, label, size
 from modscope._show.lines import describe_line
 from modscope._show.terminal import Screen
@@ -24,7 +23,7 @@ def add_options(parser: Parser) -> None:
     add_device(parser, "all")
 
 
-def report(arguments: Namespace, load: Load) -> Report:
+def report(arguments: Namespace, load: Load) -> Leaks:
     capture = load(arguments.file)
     return find_leaks(arguments.file, capture, find_device(capture, arguments.device))
 
@@ -32,7 +31,7 @@ def report(arguments: Namespace, load: Load) -> Report:
 # ---- as text ----
 
 
-def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
+def text(result: Leaks, screen: Screen, arguments: Namespace) -> list[str]:
     title = screen.wrap(describe_leaks(result))
     growth = _growth(result, screen)
     if not result["groups"]:
@@ -46,7 +45,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     return out + next_command("The blocks", "blocks", result["file"], "--at", f"step:{result['step']}")
 
 
-def _growth(result: Report, screen: Screen) -> list[str]:
+def _growth(result: Leaks, screen: Screen) -> list[str]:
     """A sentence for each owner that holds more after each step."""
     growth, out = result["growth"], list[str]()
     several = len({each["device"] for each in growth}) > 1
@@ -58,7 +57,7 @@ def _growth(result: Report, screen: Screen) -> list[str]:
     return out
 
 
-def _made_by(lines: list[Report], pad: str, screen: Screen) -> list[str]:
+def _made_by(lines: list[LineBytes], pad: str, screen: Screen) -> list[str]:
     """The lines of the program that made most of it, with their source text where it is there."""
     out, room = list[str](), screen.width - len(pad)
     whole = sum(line["bytes"] for line in lines)
@@ -71,7 +70,7 @@ def _made_by(lines: list[Report], pad: str, screen: Screen) -> list[str]:
     return out
 
 
-def _lines(group: Report, width: int, several_devices: bool, screen: Screen) -> list[str]:
+def _lines(group: LeakedBlocks, width: int, several_devices: bool, screen: Screen) -> list[str]:
     room = screen.width - width - 2
     on = f" on {clean(group['device'])}" if several_devices else ""
     owner = f"{group['category']} of {label(group['module'])}"

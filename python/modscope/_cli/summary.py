@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from modscope._cli.command import Command, Load, Parser
 from modscope._cli.common import name_column, next_command, notes, when
 from modscope._read.categories import TOTAL, Kind, Sums, category_of, parts_of
 from modscope._read.groups import group_modules
 from modscope._read.summary import (
+    CaptureReport,
     Report,
     describe_end,
     describe_prediction,
@@ -30,7 +32,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help=files)
 
 
-def report(arguments: Namespace, load: Load) -> Report:
+def report(arguments: Namespace, load: Load) -> CaptureReport | Report:
     if len(arguments.files) > 1:
         return _report_of_ranks(arguments)
     file = arguments.files[0]
@@ -45,7 +47,7 @@ def _report_of_ranks(arguments: Namespace) -> Report:
     return {"job": find_job(read_ranks(arguments.files))}
 
 
-def as_json(result: Report, arguments: Namespace) -> Report:
+def as_json(result: Report, arguments: Namespace) -> Mapping[str, Any]:
     if "job" in result:
         from modscope._show.ranks_text import job_report
 

@@ -3,24 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TypedDict
 
 from modscope._fit.capacity import nccl_bytes
 from modscope._fit.job import Job, Outcome
 from modscope._fit.text import notes_on
 from modscope._fit.two_captures import MOST_TIMES, Batches
 from modscope._read.load import CaptureError
-from modscope._virtual.certainty import OPEN, about_several, certainty_of, judge, other_kernels
+from modscope._virtual.certainty import OPEN, Judged, about_several, certainty_of, judge, other_kernels
 from modscope._virtual.gpus import Gpu
 
-Report = dict[str, Any]
 _FAR = 4
 """A batch that is more than so many times the larger capture's is far from what was seen."""
 _MOST_GROWTH = 8
 """A script is predicted with a batch that is so many times the largest known one at most."""
 
 
-def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int, int] | None = None) -> Report:
+class BatchOnGpu(Judged):
+    """The largest batch that fits a GPU."""
+
+    gpu: str
+    title: str
+    capacity: int
+    largest: int | None
+    reserved: int
+    is_far: bool
+    largest_for_sure: int | None
+    has_other_kernels: bool
+
+
+class BatchPoint(TypedDict):
+    """A batch, and what it reserves."""
+
+    batch: int
+    reserved: int
+    allocated: int
+    fits: bool
+    is_known: bool
+
+
+class Batch(TypedDict):
+    """The largest batch that fits each GPU."""
+
+    files: list[str]
+    script: list[str] | None
+    device: str
+    caching: bool
+    is_lower_bound: bool
+    notes: list[str]
+    batches: list[int]
+    gpus: list[BatchOnGpu]
+    curve: list[BatchPoint]
+    most_tried: int
+
+
+def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int, int] | None = None) -> Batch:
     """What the command tells of two captures. CaptureError says why there is no answer."""
     for job in (small, large):
         check_whole(job)
@@ -41,9 +78,18 @@ def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int,
         point(batch, batches.replay(batch, large.may_reserve(gpus[0])), batch in known)
         for batch in points_of(known, largest)
     ]
-    begin = beginning(large, known)
-    begin["notes"] = [*begin["notes"], *filter(None, [batches.note]), *about]
-    return {**begin, "gpus": rows, "curve": curve, "most_tried": MOST_TIMES * batches.large_size}
+    return {
+        "files": [small.file, large.file],
+        "script": None,
+        "device": large.device,
+        "caching": large.caching,
+        "is_lower_bound": large.is_lower_bound,
+        "notes": [*notes_on(large), *filter(None, [batches.note]), *about],
+        "batches": list(known),
+        "gpus": rows,
+        "curve": curve,
+        "most_tried": MOST_TIMES * batches.large_size,
+    }
 
 
 def check_whole(job: Job) -> None:
@@ -55,41 +101,22 @@ def check_whole(job: Job) -> None:
         )
 
 
-def beginning(job: Job, sizes: tuple[int, int]) -> Report:
-    return {
-        "device": job.device,
-        "caching": job.caching,
-        "is_lower_bound": job.is_lower_bound,
-        "notes": notes_on(job),
-        "batches": list(sizes),
-    }
-
-
-def _row(batches: Batches, gpu: Gpu) -> Report:
+def _row(batches: Batches, gpu: Gpu) -> BatchOnGpu:
     capacity = batches.large.may_reserve(gpu)
     largest = batches.largest(capacity)
     reserved = batches.replay(largest or 1).reserved
-    made = row(gpu, capacity, largest, reserved, largest is not None and largest > _FAR * batches.large_size)
-    judged = _judged(batches.large, gpu, made)
-    if judged["verdict"] == OPEN:
-        judged["largest_for_sure"] = batches.largest(max(capacity - judged["margin"], 0))
-    return {**made, **judged}
+    is_far = largest is not None and largest > _FAR * batches.large_size
+    made = _judged(batches.large, gpu, capacity, largest, reserved, is_far)
+    if made["verdict"] == OPEN:
+        made["largest_for_sure"] = batches.largest(max(capacity - made["margin"], 0))
+    return made
 
 
-def _judged(job: Job, gpu: Gpu, row: Report) -> Report:
-    """The verdict on the largest batch, and the largest of which it is sure."""
-    sure = certainty_of(gpu, job.capture, job.device, row["reserved"], nccl_bytes(job.capture))
-    is_any, spare = row["largest"] is not None, row["capacity"] - row["reserved"]
-    verdict = judge(sure, spare, row["capacity"], is_any, 0, lambda capacity: row["reserved"] <= capacity)
-    return {
-        **verdict.as_json(),
-        "largest_for_sure": row["largest"],
-        "has_other_kernels": other_kernels(job.capture, gpu) is not None,
-    }
-
-
-def row(gpu: Gpu, capacity: int, largest: int | None, reserved: int, is_far: bool) -> Report:
-    """``reserved``: by the largest batch; if not even 1 fits, by that."""
+def _judged(job: Job, gpu: Gpu, capacity: int, largest: int | None, reserved: int, is_far: bool) -> BatchOnGpu:
+    """The largest batch with the verdict on it; ``largest_for_sure`` is that of a verdict that is sure. ``reserved``:
+    by the largest batch; if not even 1 fits, by that."""
+    sure = certainty_of(gpu, job.capture, job.device, reserved, nccl_bytes(job.capture))
+    verdict = judge(sure, capacity - reserved, capacity, largest is not None, 0, lambda other: reserved <= other)
     return {
         "gpu": gpu.name,
         "title": gpu.title,
@@ -97,10 +124,13 @@ def row(gpu: Gpu, capacity: int, largest: int | None, reserved: int, is_far: boo
         "largest": largest,
         "reserved": reserved,
         "is_far": is_far,
+        **verdict.as_json(),
+        "largest_for_sure": largest,
+        "has_other_kernels": other_kernels(job.capture, gpu) is not None,
     }
 
 
-def point(batch: int, outcome: Outcome, is_known: bool) -> Report:
+def point(batch: int, outcome: Outcome, is_known: bool) -> BatchPoint:
     return {
         "batch": batch,
         "reserved": outcome.reserved,
@@ -120,9 +150,11 @@ def points_of(known: Iterable[int], largest: int | None) -> list[int]:
 # ---- a script ----
 
 
-def search(predict: Callable[[int], Job], gpu: Gpu, sizes: tuple[int, int], most_predictions: int) -> Report:
+def search(
+    predict: Callable[[int], Job], gpu: Gpu, sizes: tuple[int, int], most_predictions: int, script: Sequence[str] = ()
+) -> Batch:
     """What the command tells of a script. ``predict`` predicts it with a batch. Every batch that is shown was
-    predicted."""
+    predicted. ``script``: with its arguments."""
     last: Job | None = None
     capacity = 0
     outcomes: dict[int, Outcome] = {}
@@ -137,14 +169,23 @@ def search(predict: Callable[[int], Job], gpu: Gpu, sizes: tuple[int, int], most
     largest = max((batch for batch, outcome in outcomes.items() if outcome.fits_at_once), default=None)
     reserved = outcomes[largest or min(outcomes)].reserved
     curve = [point(batch, outcomes[batch], True) for batch in sorted(outcomes)]
-    most = MOST_TIMES * sizes[1]
-    made = row(gpu, capacity, largest, reserved, False)
-    judged = _judged(last, gpu, made)
-    if judged["verdict"] == OPEN:
-        room = capacity - judged["margin"]
+    made = _judged(last, gpu, capacity, largest, reserved, False)
+    if made["verdict"] == OPEN:
+        room = capacity - made["margin"]
         sure = (batch for batch, outcome in outcomes.items() if outcome.fits_at_once and outcome.reserved <= room)
-        judged["largest_for_sure"] = max(sure, default=None)
-    return {**beginning(last, sizes), "gpus": [{**made, **judged}], "curve": curve, "most_tried": most}
+        made["largest_for_sure"] = max(sure, default=None)
+    return {
+        "files": [],
+        "script": list(script),
+        "device": last.device,
+        "caching": last.caching,
+        "is_lower_bound": last.is_lower_bound,
+        "notes": notes_on(last),
+        "batches": list(sizes),
+        "gpus": [made],
+        "curve": curve,
+        "most_tried": MOST_TIMES * sizes[1],
+    }
 
 
 def _next(outcomes: dict[int, Outcome], capacity: int, most: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from modscope._fit.capacity import nccl_bytes
 from modscope._fit.job import Job, Moment, Outcome
@@ -13,7 +13,16 @@ from modscope._fit.two_captures import Batches
 from modscope._read.categories import Category
 from modscope._read.ranks import world_of
 from modscope._read.step_time import step_ms
-from modscope._virtual.certainty import Certainty, OtherKernels, Verdict, certainty_of, judge, other_kernels
+from modscope._virtual.certainty import (
+    Certainty,
+    Judged,
+    OtherKernels,
+    OtherKernelsReport,
+    Verdict,
+    certainty_of,
+    judge,
+    other_kernels,
+)
 from modscope._virtual.gpus import Gpu
 
 
@@ -150,7 +159,71 @@ def _with_everything(case: Case, free: list[Lever]) -> list[Tried]:
 # ---- as JSON ----
 
 
-def as_json(found: Answer) -> dict[str, Any]:
+class FitFailure(TypedDict):
+    """The first allocation that would fail."""
+
+    step: int
+    phase: str
+    module: str
+    requested: int
+
+
+class FitFigures(TypedDict):
+    """What a run reserves."""
+
+    reserved_peak: int
+    reserved_on_gpu: int
+    allocated_peak: int
+    fits: bool
+    to_spare: int
+    retries: int
+    failure: FitFailure | None
+
+
+class LeverReport(FitFigures):
+    """A change to the run, and what it needs with it."""
+
+    name: str
+    kinds: list[str]
+    cost: str
+    is_free: bool
+    allocator: str
+    time: float | None
+    gpus: int
+    is_approximate: bool
+    is_verified: bool
+    verdict: str
+
+
+class FitOnGpu(FitFigures, Judged):
+    """A run on a GPU."""
+
+    file: str
+    device: str
+    gpu: str
+    title: str
+    memory: int
+    context: int
+    caching: bool
+    is_lower_bound: bool
+    has_damaged_notes: bool
+    whole_steps: int
+    step_ms: float | None
+    died: bool
+    notes: list[str]
+    ranks: int
+    communicator_bytes: int
+    may_reserve: int
+    retries_per_step: int | None
+    reserved_unlimited: int
+    other_kernels: OtherKernelsReport | None
+    held_by_parameters_gradients_state: int
+    levers: list[LeverReport]
+    ranks_asked: int
+    on_ranks: list[LeverReport]
+
+
+def as_json(found: Answer) -> FitOnGpu:
     job = found.job
     return {
         "file": job.file,
@@ -181,7 +254,7 @@ def as_json(found: Answer) -> dict[str, Any]:
     }
 
 
-def _lever(tried: Tried, found: Answer) -> dict[str, Any]:
+def _lever(tried: Tried, found: Answer) -> LeverReport:
     lever = tried.lever
     return {
         "name": lever.name,
@@ -198,7 +271,7 @@ def _lever(tried: Tried, found: Answer) -> dict[str, Any]:
     }
 
 
-def _outcome(outcome: Outcome, capacity: int) -> dict[str, Any]:
+def _outcome(outcome: Outcome, capacity: int) -> FitFigures:
     return {
         "reserved_peak": outcome.reserved,
         "reserved_on_gpu": outcome.reserved_on_gpu,
@@ -210,5 +283,5 @@ def _outcome(outcome: Outcome, capacity: int) -> dict[str, Any]:
     }
 
 
-def _moment(at: Moment | None, requested: int) -> dict[str, Any] | None:
-    return {**at._asdict(), "requested": requested} if at else None
+def _moment(at: Moment | None, requested: int) -> FitFailure | None:
+    return {"step": at.step, "phase": at.phase, "module": at.module, "requested": requested} if at else None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from modscope._read.categories import KINDS, Raw, Sums
 from modscope._read.load import Capture, load
 from modscope._read.step_time import step_ms
-from modscope._read.summary import OomReport, describe_end, predicted_on, summarize_oom
+from modscope._read.summary import OutOfMemory, describe_end, predicted_on, summarize_oom
 from modscope._read.text import describe_moment, size
 from modscope._read.types import CollectiveGroup, Peak
 
@@ -96,7 +96,7 @@ class Rank(NamedTuple):
     step_ms: float | None
     """The time of a step; None: not known."""
     end: Mapping[str, str] | None
-    oom: OomReport | None
+    oom: OutOfMemory | None
     device: str
     """Its main device; "" if it held no memory."""
     peak: Peak | None

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypedDict
 from modscope._read.categories import parts_of, sums_of
 from modscope._read.lines import Place
 from modscope._read.load import Block, Capture, Event, Snapshot
-from modscope._read.summary import Report, file_report
+from modscope._read.summary import FileReport, file_report
 from modscope._read.text import at_least, counted, size
 
 STEPS_NEEDED = 3  # blocks that survived from so many different steps are called a leak
@@ -28,7 +28,7 @@ class _Owner(NamedTuple):
     category: str
 
 
-class LineReport(TypedDict):
+class LineBytes(TypedDict):
     """A line that made blocks which are still held."""
 
     file: str
@@ -39,14 +39,14 @@ class LineReport(TypedDict):
     count: int
 
 
-class SizeReport(TypedDict):
+class SizeCount(TypedDict):
     """Blocks of one size, and how many there are."""
 
     bytes: int
     count: int
 
 
-class LeakReport(TypedDict):
+class LeakedBlocks(TypedDict):
     """The blocks of earlier steps that a module still holds in a category."""
 
     device: str
@@ -59,11 +59,11 @@ class LeakReport(TypedDict):
     first_step: int
     last_step: int
     phases: list[str]
-    lines: list[LineReport]
-    sizes: list[SizeReport]
+    lines: list[LineBytes]
+    sizes: list[SizeCount]
 
 
-class GrowthReport(TypedDict):
+class Growth(TypedDict):
     """An owner that holds more after nearly every step."""
 
     device: str
@@ -74,23 +74,40 @@ class GrowthReport(TypedDict):
     first_bytes: int
     last_step: int
     last_bytes: int
-    lines: list[LineReport]
+    lines: list[LineBytes]
 
 
-def find_leaks(file: str, capture: Capture, device: str | None = None) -> Report:
-    step, groups, growth, is_lower_bound = None, list[LeakReport](), list[GrowthReport](), capture.is_lower_bound
+class Leaks(FileReport):
+    """The blocks that survive step after step."""
+
+    is_lower_bound: bool
+    steps: int
+    evaluates: bool
+    step: int | None
+    groups: list[LeakedBlocks]
+    growth: list[Growth]
+
+
+def find_leaks(file: str, capture: Capture, device: str | None = None) -> Leaks:
+    step, groups, growth, is_lower_bound = None, list[LeakedBlocks](), list[Growth](), capture.is_lower_bound
     begun = list(capture.events("step"))
     if len(begun) > STEPS_NEEDED + 1:
         # The last step may have been cut short, so look at the end of the one before it, for blocks of earlier steps.
         step, snapshot = begun[-2].bytes, capture.snapshot(begun[-1].number)
         groups, is_lower_bound = _find_groups(snapshot, step, device), snapshot.is_lower_bound
         growth = _find_growth(capture, begun, device, groups)
-    head = {**file_report(file, capture), "is_lower_bound": is_lower_bound}
-    evaluates = capture.phases["evaluation"].time > 0
-    return {**head, "steps": len(begun), "evaluates": evaluates, "step": step, "groups": groups, "growth": growth}
+    return {
+        **file_report(file, capture),
+        "is_lower_bound": is_lower_bound,
+        "steps": len(begun),
+        "evaluates": capture.phases["evaluation"].time > 0,
+        "step": step,
+        "groups": groups,
+        "growth": growth,
+    }
 
 
-def _find_groups(snapshot: Snapshot, step: int, device: str | None) -> list[LeakReport]:
+def _find_groups(snapshot: Snapshot, step: int, device: str | None) -> list[LeakedBlocks]:
     survivors: dict[_Owner, list[Block]] = {}
     for block in snapshot.blocks(device=device):
         if 1 <= block.step < step:
@@ -100,7 +117,7 @@ def _find_groups(snapshot: Snapshot, step: int, device: str | None) -> list[Leak
     return sorted(leaks, key=lambda group: -group["bytes"])
 
 
-def _group_of(owner: _Owner, blocks: list[Block]) -> LeakReport:
+def _group_of(owner: _Owner, blocks: list[Block]) -> LeakedBlocks:
     steps = {block.step for block in blocks}
     sizes = Counter(block.bytes for block in blocks)
     return {
@@ -119,13 +136,13 @@ def _group_of(owner: _Owner, blocks: list[Block]) -> LeakReport:
     }
 
 
-def _lines_of(blocks: list[Block]) -> list[LineReport]:
+def _lines_of(blocks: list[Block]) -> list[LineBytes]:
     """The lines that made the blocks, those that made most bytes first. Blocks without a line are left out."""
     made: dict[_Line, list[Block]] = {}
     for block in blocks:
         if (line := _line_of(block.place)) is not None:
             made.setdefault(line, []).append(block)
-    rows: list[LineReport] = [
+    rows: list[LineBytes] = [
         {
             "file": file,
             "line": number,
@@ -160,8 +177,8 @@ def _spread(ends: list[_StepEnd]) -> list[_StepEnd]:
 
 
 def _find_growth(
-    capture: Capture, begun: Sequence[Event], device: str | None, groups: list[LeakReport]
-) -> list[GrowthReport]:
+    capture: Capture, begun: Sequence[Event], device: str | None, groups: list[LeakedBlocks]
+) -> list[Growth]:
     """The owners that hold more at the end of nearly every step, in the whole run or in its second half. An owner of
     ``groups`` has a row for each line that made its blocks, without the lines that the groups list already."""
     ends = _spread([_StepEnd(this.bytes, following.number) for this, following in zip(begun, begun[1:]) if this.bytes])
@@ -207,7 +224,7 @@ def _line_of(place: Place | None) -> _Line | None:
     return (place.file, place.line, place.function) if place and place.file and place.line and place.function else None
 
 
-def _growth_of(owner: _Owner, ends: list[_StepEnd], held: list[int]) -> GrowthReport | None:
+def _growth_of(owner: _Owner, ends: list[_StepEnd], held: list[int]) -> Growth | None:
     for first in (0, len(ends) // 2):
         if _is_growing(held[first:]):
             steps = ends[-1].step - ends[first].step
@@ -233,7 +250,7 @@ def _is_growing(held: list[int]) -> bool:
 # ---- in words ----
 
 
-def describe_leaks(report: Report) -> str:
+def describe_leaks(report: Leaks) -> str:
     """How much is left of earlier steps, or why there is nothing to show."""
     if report["step"] is None:
         steps = counted(report["steps"], "step") + (" that can be read" if report["damaged"] else "")
@@ -251,7 +268,7 @@ def describe_leaks(report: Report) -> str:
     return f"{at_least(report['is_lower_bound'], size(held))} from earlier steps is still held at {end}."
 
 
-def describe_growth(growth: GrowthReport) -> str:
+def describe_growth(growth: Growth) -> str:
     """Say it as in "Other of Global grows by 4.00 KiB a step on average, from 40.00 KiB after step 3 to 68.00 KiB"."""
     name = growth["module"] or '""'
     first = f"{size(growth['first_bytes'])} after step {growth['first_step']}"

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from modscope._read.categories import TOTAL, Sums, parts_of
 from modscope._read.groups import group_modules, is_number
 from modscope._read.load import Capture
-from modscope._read.summary import Report
+from modscope._read.summary import CaptureReport, MomentReport, OutOfMemory
 from modscope._read.text import at_least, clean, describe_moment, label, percent, shorten_middle, size
 
 Sentence = list[tuple[str, bool]]
@@ -75,11 +75,11 @@ def describe_held(categories: Sums, modules: Mapping[str, Sums]) -> Sentence:
     return [*text, (". ", False)]
 
 
-def _moment_words(moment: Report) -> str:
+def _moment_words(moment: MomentReport) -> str:
     return describe_moment(moment["step"], moment["phase"], moment["module"], moment["time"], _MOMENT_COLUMNS)
 
 
-def _describe_peak(summary: Report, modules: Mapping[str, Sums]) -> Sentence:
+def _describe_peak(summary: CaptureReport, modules: Mapping[str, Sums]) -> Sentence:
     main = summary["devices"][0]
     peak = main["peak"]
     text: Sentence = [
@@ -96,14 +96,13 @@ def _describe_peak(summary: Report, modules: Mapping[str, Sums]) -> Sentence:
     return text
 
 
-def _describe_oom(summary: Report, categories: Sums, modules: Mapping[str, Sums]) -> Sentence:
-    oom = summary["last_oom"]
+def _describe_oom(summary: CaptureReport, oom: OutOfMemory, categories: Sums, modules: Mapping[str, Sums]) -> Sentence:
     times = "" if summary["oom_count"] == 1 else f" {summary['oom_count']} times, the last time"
     text: Sentence = [
         (f"Out of memory{times}: ", True),
         ("an allocation of ", False),
         (size(oom["requested"]), True),
-        (f" failed on {clean(oom['device'])}, ", False),
+        (f" failed on {clean(str(oom['device']))}, ", False),
         (_moment_words(oom), False),
         (", when ", False),
         (at_least(summary["is_lower_bound"], size(oom["held"])), True),
@@ -120,10 +119,10 @@ def _describe_oom(summary: Report, categories: Sums, modules: Mapping[str, Sums]
     return text
 
 
-def describe_run(summary: Report, capture: Capture) -> Sentence:
+def describe_run(summary: CaptureReport, capture: Capture) -> Sentence:
     """The sentence of a run that held some memory; ``summary`` is ``summarize``'s."""
     oom = summary["last_oom"]
     snapshot = capture.snapshot("oom" if oom else "peak")
     device = str(oom["device"]) if oom else summary["devices"][0]["device"]
     modules = snapshot.by_module().get(device, {})
-    return _describe_oom(summary, snapshot.totals[device], modules) if oom else _describe_peak(summary, modules)
+    return _describe_oom(summary, oom, snapshot.totals[device], modules) if oom else _describe_peak(summary, modules)

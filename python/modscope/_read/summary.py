@@ -17,7 +17,18 @@ _MUCH = 0.1
 """The part of a peak from which on it is worth a hint."""
 
 Report = dict[str, Any]
-"""Figures, as ``--json`` prints them."""
+"""Figures, as ``--json`` prints them. The records of this package have the names and the keys of _cli/schema.txt; where
+another class has that name, "Report" follows it."""
+
+
+class FileReport(TypedDict):
+    """What every report on one capture begins with."""
+
+    file: str
+    lost: int
+    damaged: int
+    ended: bool
+    predicted_on: str | None
 
 
 class MomentReport(TypedDict):
@@ -44,7 +55,7 @@ class OwnBytes(TypedDict):
     own: Sums
 
 
-class DeviceReport(TypedDict):
+class DeviceSums(TypedDict):
     """A device at its peak, with the modules that hold most."""
 
     device: str
@@ -56,7 +67,7 @@ class DeviceReport(TypedDict):
     modules: list[OwnBytes]
 
 
-class OomReport(MomentReport):
+class OutOfMemory(MomentReport):
     """An allocation that failed, and what was held then."""
 
     device: str | None
@@ -82,21 +93,64 @@ class ModuleLaunches(TypedDict):
     bytes: int
 
 
-class CollectiveReport(LaunchSums):
+class CollectiveGroupReport(TypedDict):
+    """The ranks that take part in a collective."""
+
+    name: str
+    backend: str
+    ranks: str
+    size: int
+
+
+class CollectiveSums(LaunchSums):
     """The collectives of one kind in one group: those of steps, and those before the first step."""
 
     kind: str
-    group: dict[str, str | int]
+    group: CollectiveGroupReport
     before_steps: LaunchSums
     phases: dict[str, int]
     modules: list[ModuleLaunches]
     """The modules for which most bytes went through first, all phases together."""
 
 
-def file_report(file: str, capture: Capture) -> Report:
+class PhaseSums(TypedDict):
+    """A phase of the run: its seconds, and the blocks that were allocated in it."""
+
+    time: float
+    blocks: int
+    bytes: int
+
+
+class CaptureReport(FileReport):
+    """A run."""
+
+    is_lower_bound: bool
+    bytes: int
+    events: int
+    info: dict[str, str]
+    end: dict[str, str] | None
+    duration: float
+    steps: int
+    optimizer_steps: int
+    step_ms: float | None
+    phases: dict[str, PhaseSums]
+    devices: list[DeviceSums]
+    collectives: list[CollectiveSums]
+    oom_count: int
+    last_oom: OutOfMemory | None
+    has_lines: bool
+    hints: list[str]
+
+
+def file_report(file: str, capture: Capture) -> FileReport:
     """The keys with which every report on one capture begins."""
-    losses = {"lost": capture.lost, "damaged": capture.damaged, "ended": capture.end is not None}
-    return {"file": file, **losses, "predicted_on": predicted_on(capture.info)}
+    return {
+        "file": file,
+        "lost": capture.lost,
+        "damaged": capture.damaged,
+        "ended": capture.end is not None,
+        "predicted_on": predicted_on(capture.info),
+    }
 
 
 def predicted_on(info: Mapping[str, str]) -> str | None:
@@ -110,7 +164,7 @@ def moment_of(snapshot: Snapshot) -> MomentReport:
     return {"moment": snapshot.moment, "time": snapshot.time, "step": snapshot.step, "phase": phase, "module": module}
 
 
-def summarize(file: str, capture: Capture) -> Report:
+def summarize(file: str, capture: Capture) -> CaptureReport:
     """The figures of a run that ``modscope summary`` prints."""
     devices = [_device(capture, name) for name in capture.peaks]
     main = capture.main_device
@@ -125,7 +179,10 @@ def summarize(file: str, capture: Capture) -> Report:
         "steps": capture.last_step,
         "optimizer_steps": capture.optimizer_steps,
         "step_ms": step_ms(capture),
-        "phases": {word: phase._asdict() for word, phase in capture.phases.items()},
+        "phases": {
+            word: {"time": phase.time, "blocks": phase.blocks, "bytes": phase.bytes}
+            for word, phase in capture.phases.items()
+        },
         "devices": sorted(devices, key=lambda one: (one["device"] != main, -int(one["peak"]["bytes"]))),
         "collectives": summarize_collectives(capture),
         "oom_count": capture.oom_count,
@@ -169,7 +226,7 @@ def _peak(peak: Peak) -> PeakReport:
     }
 
 
-def _device(capture: Capture, name: str) -> DeviceReport:
+def _device(capture: Capture, name: str) -> DeviceSums:
     snapshot = capture.snapshot("peak", name)
     modules = snapshot.by_module().get(name, {})
     largest = sorted(modules.items(), key=lambda item: -item[1][TOTAL])
@@ -184,7 +241,7 @@ def _device(capture: Capture, name: str) -> DeviceReport:
     }
 
 
-def summarize_oom(capture: Capture) -> OomReport | None:
+def summarize_oom(capture: Capture) -> OutOfMemory | None:
     """The last allocation that failed; None if none did."""
     failed = capture.last_oom
     if failed is None:
@@ -250,7 +307,7 @@ def _describe_stop(by: str) -> str:
     return f"Stopped after {after}, as {by} says" if after else "Stopped before the program's own end"
 
 
-def describe_losses(report: Report) -> list[str]:
+def describe_losses(report: Mapping[str, Any]) -> list[str]:
     """A sentence for each reason to doubt the figures."""
     sentences = []
     if report["lost"]:
@@ -266,9 +323,9 @@ def describe_losses(report: Report) -> list[str]:
 # ---- collectives ----
 
 
-def summarize_collectives(capture: Capture) -> list[CollectiveReport]:
+def summarize_collectives(capture: Capture) -> list[CollectiveSums]:
     """The collectives of each kind and group, those with most bytes first."""
-    rows: dict[tuple[str, CollectiveGroup], CollectiveReport] = {}
+    rows: dict[tuple[str, CollectiveGroup], CollectiveSums] = {}
     modules: dict[tuple[str, CollectiveGroup], dict[str, ModuleLaunches]] = {}
     for kind, group, module, phase, in_step, count, amount, seconds in capture.collective_totals():
         if (kind, group) not in rows:
@@ -289,10 +346,14 @@ def summarize_collectives(capture: Capture) -> list[CollectiveReport]:
     return sorted(rows.values(), key=lambda row: -row["bytes"])
 
 
-def _new_row(kind: str, group: CollectiveGroup) -> CollectiveReport:
+def group_report(group: CollectiveGroup) -> CollectiveGroupReport:
+    return {"name": group.name, "backend": group.backend, "ranks": group.ranks, "size": group.size}
+
+
+def _new_row(kind: str, group: CollectiveGroup) -> CollectiveSums:
     return {
         "kind": kind,
-        "group": group._asdict(),
+        "group": group_report(group),
         "count": 0,
         "bytes": 0,
         "seconds": 0.0,

@@ -17,7 +17,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -563,7 +563,7 @@ class RunRecording:
             return []
         return [other for other in self._list.read() if other.exists or other.error]
 
-    def _write_figures(self, figures: dict[str, Any]) -> None:
+    def _write_figures(self, figures: Mapping[str, Any]) -> None:
         if not self._options.json or self._is_child:
             return
         from modscope._show.output_file import document_of, write_document

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from modscope._read.text import describe_moment, size
 
@@ -47,9 +47,43 @@ def _describe_losses(outcome: RecordingResult) -> str:
     return f"It is not complete{why}." if why else ""
 
 
+class RunPeak(TypedDict):
+    """When a device held most."""
+
+    bytes: int
+    step: int
+    phase: str
+    module: str
+
+
+class StartedProcessReport(TypedDict):
+    """A process that the script started."""
+
+    pid: int
+    capture: str | None
+    peak: str
+    error: str | None
+
+
+class RunReport(TypedDict):
+    """The peaks of a script, and how it ended."""
+
+    capture: str | None
+    bytes: int
+    events: int
+    lost: int
+    is_lower_bound: bool
+    out_of_memory: int
+    peaks: dict[str, RunPeak]
+    ended: str
+    error: str
+    status: str
+    processes: list[StartedProcessReport]
+
+
 def figures_of(
     path: str | None, outcome: RecordingResult | None, end: dict[str, str], others: Sequence[StartedProcess]
-) -> dict[str, Any]:
+) -> RunReport:
     """What ``modscope run --json`` writes. ``path``: that of the capture; None: there is none. ``outcome``: None if the
     program allocated nothing. ``others``: processes that it started."""
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 from modscope._job.collectives import (
     WHY_IT_HANGS,
@@ -20,7 +21,7 @@ from modscope._job.failure import whole_or_all
 from modscope._job.job import describe_ranks
 from modscope._job.read import Rank
 from modscope._read.groups import group_modules
-from modscope._read.summary import Report, predicted_on
+from modscope._read.summary import CollectiveGroupReport, Report, group_report, predicted_on
 from modscope._read.text import clean, counted, duration, size
 from modscope._read.types import Collective
 from modscope._show.terminal import Screen
@@ -87,14 +88,64 @@ _PARTS = 4
 # ---- as figures ----
 
 
-def rank_collectives_report(rank: Rank) -> Report:
+def rank_collectives_report(rank: Rank) -> dict[str, RankLaunches]:
     return {
         kind: {"count": sums.launches, "bytes": sums.bytes, "seconds": sums.nanoseconds / 1e9 if sums.timed else None}
         for kind, sums in sums_of_rank(rank).items()
     }
 
 
-def _launch_report(one: Collective | None) -> Report | None:
+class RankLaunches(TypedDict):
+    """The collectives of one kind that a rank launched."""
+
+    count: int
+    bytes: int
+    seconds: float | None
+
+
+class JobCollectives(RankLaunches):
+    """The collectives of one kind on all ranks together."""
+
+    kind: str
+
+
+class MismatchPart(TypedDict):
+    """Ranks that launched the same."""
+
+    ranks: list[int]
+    count: int
+    kinds: dict[str, int]
+
+
+class Launch(TypedDict):
+    """A collective that was launched."""
+
+    kind: str
+    bytes: int
+    step: int
+    phase: str
+    module: str
+    time: float
+
+
+class DivergenceReport(TypedDict):
+    """The first collective that is not the same."""
+
+    ranks: list[int]
+    number: int
+    usual: Launch | None
+    these: Launch | None
+
+
+class MismatchReport(TypedDict):
+    """A group whose ranks launched different collectives."""
+
+    group: CollectiveGroupReport
+    parts: list[MismatchPart]
+    divergences: list[DivergenceReport]
+
+
+def _launch_report(one: Collective | None) -> Launch | None:
     return (
         None
         if one is None
@@ -109,9 +160,9 @@ def _launch_report(one: Collective | None) -> Report | None:
     )
 
 
-def _mismatch_report(one: Mismatch) -> Report:
+def _mismatch_report(one: Mismatch) -> MismatchReport:
     return {
-        "group": one.group._asdict(),
+        "group": group_report(one.group),
         "parts": [
             {
                 "ranks": [rank.number for rank in part.ranks],
@@ -132,16 +183,15 @@ def _mismatch_report(one: Mismatch) -> Report:
     }
 
 
-def job_collectives_report(ranks: Sequence[Rank]) -> Report:
-    totals = [
+def kind_reports(ranks: Sequence[Rank]) -> list[JobCollectives]:
+    return [
         {"kind": one.kind, "count": one.launches, "bytes": one.bytes, "seconds": one.seconds}
         for one in kind_totals(whole_or_all(ranks))
     ]
-    return {
-        "collectives": totals,
-        "collectives_of": [rank.number for rank in whole_or_all(ranks)],
-        "mismatches": [_mismatch_report(one) for one in find_mismatches(ranks)],
-    }
+
+
+def mismatch_reports(ranks: Sequence[Rank]) -> list[MismatchReport]:
+    return [_mismatch_report(one) for one in find_mismatches(ranks)]
 
 
 # ---- as text ----

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from modscope._read.categories import TOTAL, Sums
 from modscope._read.lines import Place, shown_file
@@ -32,7 +33,7 @@ def short_line(block: Report, wide: bool) -> str:
     return clean(f"{os.path.basename(block['file'])}:{block['line'] or '?'}")
 
 
-def describe_line(line: Report) -> str:
+def describe_line(line: Mapping[str, Any]) -> str:
     return clean(f"{shown_file(line['file'])}:{line['line']} in {line['function']}")
 
 

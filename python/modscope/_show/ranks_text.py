@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 from modscope._job.failure import (
     describe_failure,
@@ -10,6 +11,7 @@ from modscope._job.failure import (
     failure_order,
     find_compared,
     find_incomplete,
+    whole_or_all,
     why_incomplete,
 )
 from modscope._job.job import (
@@ -30,7 +32,7 @@ from modscope._job.job import (
 )
 from modscope._job.read import Rank
 from modscope._read.categories import CATEGORIES, KINDS, category_of, category_word
-from modscope._read.summary import Report
+from modscope._read.summary import OutOfMemory
 from modscope._read.text import (
     at_least,
     change,
@@ -42,7 +44,15 @@ from modscope._read.text import (
     shorten_middle,
     size,
 )
-from modscope._show.collectives import job_collectives_report, job_collectives_text, rank_collectives_report
+from modscope._show.collectives import (
+    JobCollectives,
+    MismatchReport,
+    RankLaunches,
+    job_collectives_text,
+    kind_reports,
+    mismatch_reports,
+    rank_collectives_report,
+)
 from modscope._show.terminal import Screen
 
 _PEAKS = 8  # rows
@@ -56,7 +66,94 @@ _NAME = 30  # columns of "ranks 0-3, 5"
 # ---- as figures ----
 
 
-def rank_report(rank: Rank) -> Report:
+class RankPeak(TypedDict):
+    """When a rank held most."""
+
+    bytes: int
+    step: int
+    phase: str
+    module: str
+    time: float
+    reserved: int
+
+
+class RankSums(TypedDict):
+    """The capture of a rank."""
+
+    file: str
+    rank: int
+    local_rank: int | None
+    node: str
+    host: str
+    attempt: int
+    device: str
+    peak: RankPeak | None
+    peak_reserved: int
+    categories: dict[str, int]
+    kinds: dict[str, int]
+    began: float | None
+    duration: float
+    steps: int
+    optimizer_steps: int
+    step_ms: float | None
+    end: dict[str, str] | None
+    last_oom: OutOfMemory | None
+    is_lower_bound: bool
+    incomplete: str | None
+    lost: int
+    damaged: int
+    collectives: dict[str, RankLaunches]
+
+
+class IncompleteRank(TypedDict):
+    """A capture that lacks a part of its run."""
+
+    rank: int
+    why: str
+    last_step: int
+
+
+class RankDifferenceRow(TypedDict):
+    """A module of which these ranks hold something else."""
+
+    module: str
+    category: str
+    kind: str | None
+    usual: int
+    these: int
+    change: int
+
+
+class RankDifference(TypedDict):
+    """Ranks that hold something else than most."""
+
+    ranks: list[int]
+    change: int
+    modules: list[RankDifferenceRow]
+
+
+class SummaryOfJob(TypedDict):
+    """A job."""
+
+    program: str
+    world: int
+    attempt: int
+    is_lower_bound: bool
+    missing: list[list[int]]
+    left_out: list[str]
+    failure: str | None
+    incomplete: list[IncompleteRank]
+    ranks: list[RankSums]
+    earlier: list[RankSums]
+    compared: list[int]
+    usual: list[int]
+    differences: list[RankDifference]
+    collectives: list[JobCollectives]
+    collectives_of: list[int]
+    mismatches: list[MismatchReport]
+
+
+def rank_report(rank: Rank) -> RankSums:
     identity, peak = rank.identity, rank.peak
     return {
         "file": rank.file,
@@ -94,7 +191,7 @@ def rank_report(rank: Rank) -> Report:
     }
 
 
-def job_report(job: DistributedJob) -> Report:
+def job_report(job: DistributedJob) -> SummaryOfJob:
     peers = find_compared(job.ranks)
     compared = compare_ranks(peers)
     return {
@@ -106,20 +203,23 @@ def job_report(job: DistributedJob) -> Report:
         "left_out": job.left_out,
         "failure": describe_failure(job.ranks) or None,
         "incomplete": [
-            {"rank": rank.number, "why": why_incomplete(rank), "last_step": rank.steps}
-            for rank in find_incomplete(job.ranks)
+            {"rank": rank.number, "why": why, "last_step": rank.steps}
+            for rank in job.ranks
+            if (why := why_incomplete(rank))
         ],
         "ranks": [rank_report(rank) for rank in job.ranks],
         "earlier": [rank_report(rank) for ranks in job.earlier for rank in ranks],
         "compared": [rank.number for rank in peers],
         "usual": [rank.number for rank in compared.usual],
         "differences": [_difference_report(one) for one in compared.differences],
-        **job_collectives_report(job.ranks),
+        "collectives": kind_reports(job.ranks),
+        "collectives_of": [rank.number for rank in whole_or_all(job.ranks)],
+        "mismatches": mismatch_reports(job.ranks),
     }
 
 
-def _difference_report(one: Difference) -> Report:
-    rows = [
+def _difference_report(one: Difference) -> RankDifference:
+    rows: list[RankDifferenceRow] = [
         {
             "module": module,
             "category": str(category_word(word)),

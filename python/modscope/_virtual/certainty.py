@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict
 
 from modscope._read.load import Capture
 from modscope._read.ranks import world_of
@@ -146,6 +146,14 @@ def margin_of(doubts: Mapping[str, int], reserved: int) -> int:
 # ---- the verdict ----
 
 
+class Judged(TypedDict):
+    """How sure it is whether a job fits, as JSON."""
+
+    verdict: str
+    margin: int
+    why: str
+
+
 class Verdict(NamedTuple):
     answer: str
     """FITS, NOT or OPEN."""
@@ -154,7 +162,7 @@ class Verdict(NamedTuple):
     why: str = ""
     """Of OPEN: what is not sure, and what would settle it, in sentences; else empty."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Judged:
         return {"verdict": self.answer, "margin": self.margin, "why": self.why}
 
 
@@ -251,6 +259,14 @@ def _times(number: int) -> str:
 # ---- another GPU than that of the capture ----
 
 
+class OtherKernelsReport(TypedDict):
+    """OtherKernels as JSON. ``sentence`` says both in words."""
+
+    made: str
+    command: str
+    sentence: NotRequired[str]
+
+
 class OtherKernels(NamedTuple):
     """A capture is of a GPU of another generation than the one that is asked about, which runs other kernels with other
     workspaces: its events say little about that one."""
@@ -267,7 +283,7 @@ class OtherKernels(NamedTuple):
         made = self.made[0].upper() + self.made[1:]
         return clean(f"{made}; {self.label} runs other kernels, so this may be wrong:  {self.command}")
 
-    def as_json(self) -> dict[str, str]:
+    def as_json(self) -> OtherKernelsReport:
         return {"made": self.made, "command": self.command}
 
 

@@ -6,7 +6,10 @@ import copy
 import importlib
 import json
 import pathlib
+import pkgutil
 import textwrap
+import types
+import typing
 
 import fit_runs
 import modscope
@@ -112,6 +115,61 @@ def test_every_key_is_described_and_every_null_is_explained():
         for key, part in each["properties"].items():
             is_nullable = "null" in json.dumps(part.get("type", part.get("anyOf", "")))
             assert len(part["description"]) > 1 and is_nullable == ("null" in part["description"]), f"{name}.{key}"
+
+
+ROOMS = ("_read", "_job", "_fit", "_record", "_virtual.certainty", "_show.ranks_text", "_show.collectives")
+
+
+def test_records_have_the_keys_and_types_that_it_describes():
+    """The TypedDicts of these rooms have the names of the schema, with "Report" after one that another class has."""
+    defined, seen = schema()["$defs"], set()
+    for record in records(*ROOMS):
+        name = described_name(record)
+        assert name in defined, f"the schema describes no {record.__name__}"
+        hints = typing.get_type_hints(record, include_extras=True)
+        optional = {key for key, hint in hints.items() if typing.get_origin(hint) is typing.NotRequired}
+        own = {key: part for key, part in defined[name]["properties"].items() if "const" not in part}
+        wanted = {key: {word: part[word] for word in part if word != "description"} for key, part in own.items()}
+        assert {key: part_of(hint) for key, hint in hints.items()} == wanted, name
+        assert optional == own.keys() - set(defined[name]["required"]), name
+        seen.add(name)
+    assert {"Capture", "DeviceSums", "Leaks", "Run", "FitOnGpu", "Lever", "Batch", "SummaryOfJob", "Mismatch"} <= seen
+
+
+def records(*rooms):
+    """The TypedDicts of these packages and modules."""
+    for room in rooms:
+        module = importlib.import_module(f"modscope.{room}")
+        names = [each.name for each in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}.")]
+        for each in [module, *map(importlib.import_module, names)]:
+            mine = (value for value in vars(each).values() if getattr(value, "__module__", "") == each.__name__)
+            yield from filter(typing.is_typeddict, mine)
+
+
+def described_name(record):
+    name = record.__name__
+    return name if name in schema()["$defs"] else name.removesuffix("Report")
+
+
+def part_of(hint):
+    """The schema of values of this type."""
+    scalars = {int: "integer", float: "number", str: "string", bool: "boolean"}
+    if hint in scalars:
+        return {"type": scalars[hint]}
+    if typing.is_typeddict(hint):
+        return {"$ref": f"#/$defs/{described_name(hint)}"}
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        one = part_of(next(each for each in inner if each is not type(None)))
+        is_scalar = one.get("type") in scalars.values()
+        return {"type": [one["type"], "null"]} if is_scalar else {"anyOf": [one, {"type": "null"}]}
+    if origin is list:
+        return {"type": "array", "items": part_of(inner[0])}
+    return (
+        part_of(inner[0])
+        if origin is typing.NotRequired
+        else {"type": "object", "additionalProperties": part_of(inner[1])}
+    )
 
 
 def test_it_is_only_about_json(capsys):

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from modscope._fit.edited_timeline import Changes
 from modscope._read.categories import parts_of
-from modscope._read.leaks import describe_growth, describe_leaks, find_leaks
+from modscope._read.leaks import Growth, describe_growth, describe_leaks, find_leaks
 from modscope._read.lines import shown_file
 from modscope._read.load import Capture, CaptureError
 from modscope._read.sentence import Sentence, describe_run
 from modscope._read.summary import (
+    CaptureReport,
+    DeviceSums,
     Report,
     describe_end,
     describe_losses,
@@ -114,7 +116,7 @@ def _window_around_peak(capture: Capture, most: int) -> PageWindow:
 # ---- in words ----
 
 
-def _facts(summary: Report) -> str:
+def _facts(summary: CaptureReport) -> str:
     info = summary["info"]
     steps = [counted(summary["steps"], "step"), counted(summary["optimizer_steps"], "optimizer step")]
     versions = [f"{word} {info[word]}" for word in ("torch", "python") if info.get(word)]
@@ -134,12 +136,15 @@ def _facts(summary: Report) -> str:
 def _leaks(file: str, capture: Capture) -> Report:
     leaks = find_leaks(file, capture)
     text = [describe_leaks(leaks), *(describe_growth(each) + _made_by(each) for each in leaks["growth"][:_GROWING])]
-    for group in leaks["groups"]:  # The page has the source text of lines elsewhere, unless it must not have any.
-        group["lines"] = [{key: value for key, value in line.items() if key != "source"} for line in group["lines"]]
-    return {"text": " ".join(map(clean, text)), "step": leaks["step"], "groups": leaks["groups"]}
+    groups = [
+        # The page has the source text of lines elsewhere, unless it must not have any.
+        {**group, "lines": [{key: value for key, value in line.items() if key != "source"} for line in group["lines"]]}
+        for group in leaks["groups"]
+    ]
+    return {"text": " ".join(map(clean, text)), "step": leaks["step"], "groups": groups}
 
 
-def _made_by(growth: Report) -> str:
+def _made_by(growth: Growth) -> str:
     lines = [f"{shown_file(line['file'])}:{line['line']} in {line['function']}" for line in growth["lines"][:1]]
     return f" (made by {lines[0]})." if lines else "."
 
@@ -197,7 +202,7 @@ def _part(source: Source, title: str, window: PageWindow) -> _CaptureData:
     return _CaptureData(title, metadata, window)
 
 
-def _peak_words(device: Report) -> Report:
+def _peak_words(device: DeviceSums) -> Report:
     peak = device["peak"]
     return {
         "device": clean(device["device"]),
@@ -207,7 +212,7 @@ def _peak_words(device: Report) -> Report:
     }
 
 
-def _first_device(summary: Report) -> str:
+def _first_device(summary: CaptureReport) -> str:
     """The device to show first: the one where memory ran out, if it ever held any, or else the main one."""
     used = [one["device"] for one in summary["devices"]]
     oom = summary["last_oom"]
