@@ -11,6 +11,8 @@ from modscope._read.types import Refused
 from modscope._show.output_file import as_text
 from modscope._show.terminal import Screen
 
+SHELLS = ("bash", "zsh", "fish")
+
 
 class Topic(NamedTuple):
     about: str
@@ -132,6 +134,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("topic", metavar="TOPIC", nargs="?", help=f"a command, or one of: {', '.join(TOPICS)}")
     about = "with json: print a JSON Schema for what --json of all commands prints"
     parser.add_argument("--schema", action="store_true", help=about)
+    parser.add_argument("--completion", choices=SHELLS, help="print the completion of commands and options for a shell")
+    parser.add_argument("--man", action="store_true", help="print the man page, for man -l")
 
 
 def report(arguments: Namespace, load: Load) -> str:
@@ -139,6 +143,10 @@ def report(arguments: Namespace, load: Load) -> str:
         if arguments.topic != "json":
             arguments.error("--schema goes with json:  modscope help json --schema")
         return as_text(schema())
+    if arguments.completion or arguments.man:
+        from modscope._cli.completion import completion_for, man_page
+
+        return completion_for(arguments.completion) if arguments.completion else man_page()
     if arguments.topic is None:
         width = max(map(len, TOPICS))
         lines = (f"  {word:{width}}  {topic.about}" for word, topic in TOPICS.items())
@@ -149,7 +157,7 @@ def report(arguments: Namespace, load: Load) -> str:
 
 
 def text(result: str, screen: Screen, arguments: Namespace) -> list[str]:
-    return [result] if arguments.schema else Screen(screen.width).fill(result)
+    return [result] if arguments.schema or arguments.completion or arguments.man else Screen(screen.width).fill(result)
 
 
 COMMAND = Command(("help moments", "help json --schema"), add_options, report, text, figures="")

@@ -24,6 +24,7 @@ from modscope._show.collectives import collectives_text
 from modscope._show.terminal import Screen
 
 MODULES = 10
+_FEWEST = 3  # rows of modules in a low terminal
 _DEVICES = 6
 
 
@@ -73,18 +74,26 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         )
         out += ["", none, *(screen.wrap(ends_early) if result["end"] is None else []), *notes(result, screen)]
         return out + next_command("What modscope can track here", "doctor")
-    main = result["devices"][0]
-    for part in (_peaks(result, screen), _categories(main, screen), _modules(main, screen), _phases(result, screen)):
-        out += ["", *part]
-    for hint in result["hints"]:
-        out += ["", *screen.wrap(clean(hint))]
-    if result["collectives"]:
-        out += ["", *collectives_text(result, screen)]
-    out += notes(result, screen)
     at = "oom" if result["last_oom"] else "peak"
     words = "tree", result["file"], "--at", at
     lines = next_command("Which lines made it", *words, "--by", "line")[1:] if result["has_lines"] else []
-    return out + next_command("Which modules hold it", *words) + lines
+    end = [*notes(result, screen), *next_command("Which modules hold it", *words), *lines]
+    whole = [*out, *_parts(result, screen, MODULES, _phases(result, screen)), *end]
+    room = None if screen.height is None else screen.height - 1  # The last line is the prompt's.
+    if room is None or len(whole) <= room:
+        return whole
+    short = [*out, *_parts(result, screen, 0, _phases_in_a_line(result, screen)), *end]
+    return [*out, *_parts(result, screen, max(room - len(short), _FEWEST), _phases_in_a_line(result, screen)), *end]
+
+
+def _parts(result: Report, screen: Screen, modules: int, phases: list[str]) -> list[str]:
+    """The parts of a run with at most so many rows of modules, each after an empty line."""
+    main = result["devices"][0]
+    parts = [_peaks(result, screen), _categories(main, screen), _modules(main, screen, modules), phases]
+    parts += [screen.wrap(clean(hint)) for hint in result["hints"]]
+    if result["collectives"]:
+        parts.append(collectives_text(result, screen))
+    return [line for part in parts for line in ("", *part)]
 
 
 def _text_of_ranks(result: Report, screen: Screen) -> list[str]:
@@ -187,9 +196,9 @@ def _rows(modules: list[Report]) -> list[_ModuleRow]:
     return sorted(rows, key=lambda row: -row.own[TOTAL])
 
 
-def _modules(main: Report, screen: Screen) -> list[str]:
+def _modules(main: Report, screen: Screen, most_rows: int) -> list[str]:
     every, total = _rows(main["modules"]), main["peak"]["bytes"]
-    rows = every[:MODULES]
+    rows = every[:most_rows]
     most = max((row.own[TOTAL] for row in rows), default=1)
     width = max((len(size(row.own[TOTAL])) for row in rows), default=0)
     each_width = max((len(row.each) for row in rows), default=0)
@@ -214,6 +223,13 @@ def _phases(result: Report, screen: Screen) -> list[str]:
             allocated = f"{size(phase['bytes'])} in {counted(phase['blocks'], 'block')}"
             rows.append(("  " + word, duration(phase["time"]), percent(phase["time"], spent), allocated))
     return screen.table(("By phase", "time", "", "allocated"), rows, left=(0,))
+
+
+def _phases_in_a_line(result: Report, screen: Screen) -> list[str]:
+    """Each phase's part of the time, for a terminal that has no room for more."""
+    phases = {word: phase["time"] for word, phase in result["phases"].items() if phase["time"]}
+    shares = ", ".join(f"{word} {percent(time, sum(phases.values()))}" for word, time in phases.items())
+    return [screen.cut(f"Time by phase: {shares}", screen.width)]
 
 
 COMMAND = Command(("summary run.msc", "summary rank0.msc rank1.msc"), add_options, report, text, as_json)

@@ -37,6 +37,14 @@ def _columns_of(stream: TextIO) -> int | None:
     return 80
 
 
+def _lines_of(stream: TextIO) -> int | None:
+    """How many lines the terminal has; None where there is no terminal."""
+    if stream.isatty():
+        with contextlib.suppress(OSError, ValueError):
+            return os.get_terminal_size(stream.fileno()).lines or None
+    return None
+
+
 def _has_colour(stream: TextIO) -> bool:
     """As Python itself decides it: NO_COLOR forbids colours, FORCE_COLOR asks for them, or else a terminal has them."""
     if os.environ.get("NO_COLOR") or os.environ.get("FORCE_COLOR"):
@@ -48,7 +56,11 @@ class Screen:
     """What a text must fit: a number of columns, with or without colour and line drawing. ``wraps``: whether sentences
     are broken into lines. In a file or a pipe each is one line, and names are shortened as for 80 columns."""
 
-    def __init__(self, width: int = 80, colour: bool = False, drawing: bool = True, wraps: bool = True) -> None:
+    def __init__(
+        self, width: int = 80, colour: bool = False, drawing: bool = True, wraps: bool = True, height: int | None = None
+    ) -> None:
+        self.height = height
+        """How many lines a terminal has; None where there is none."""
         self.width = min(max(width, NARROWEST), WIDEST)
         self.colour = colour
         self.drawing = drawing
@@ -67,7 +79,7 @@ class Screen:
         except (UnicodeError, LookupError):
             drawing = False
         columns = _columns_of(stream)
-        return cls(columns or 80, _has_colour(stream), drawing, columns is not None)
+        return cls(columns or 80, _has_colour(stream), drawing, columns is not None, _lines_of(stream))
 
     def paint(self, text: str, code: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.colour and text else text

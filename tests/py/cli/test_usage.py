@@ -1,5 +1,6 @@
 """What the reading commands do with wrong arguments, files and pipes, and what their help says."""
 
+import argparse
 import importlib
 import os
 import re
@@ -9,7 +10,11 @@ import sys
 import pytest
 from capture_helpers import header, train
 from command_helpers import CAPTURES, COMMANDS, apart
-from modscope._cli.command import parse
+from modscope import load
+from modscope._cli import main, summary
+from modscope._cli.command import parse, parser_of
+from modscope._read.summary import summarize
+from modscope._show.terminal import Screen
 
 # ---- how they end ----
 
@@ -241,3 +246,45 @@ def test_reading_imports_little(captures):
     ours = imported("-m", "modscope", "tree", "train.msc") - imported("-c", "")
     assert "modscope._read.load" in ours
     assert not ours & {"torch", "numpy", "dataclasses", "inspect", "json", "asyncio", "modscope._native"}
+
+
+# ---- completion and the man page ----
+
+
+def test_bash_completes_commands_options_and_gpus(modscope, tmp_path):
+    """As bash itself asks for them."""
+    script = tmp_path / "modscope.bash"
+    script.write_text(modscope("help --completion bash")[1])
+
+    def completed(*words: str) -> list[str]:
+        line = " ".join(f"'{word}'" for word in words)
+        ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _modscope; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        ran = subprocess.run(["bash", "-c", f"source {script}; {ask}"], capture_output=True, text=True, check=True)
+        return ran.stdout.split()
+
+    assert completed("modscope", "su") == ["summary"]
+    assert completed("modscope", "predict", "--ranks-") == ["--ranks-per-node"]
+    assert completed("modscope", "fit", "run.msc", "--gpu", "rtx4") == ["rtx4090"]
+    assert completed("modscope", "summary", "run.m") == [], "files are bash's own"
+
+
+def test_completion_and_the_man_page_have_every_option_of_every_command(modscope):
+    fish, zsh, man = (modscope(f"help {words}")[1] for words in ("--completion fish", "--completion zsh", "--man"))
+    for name, does in main.COMMANDS.items():
+        parser = parser_of(name, does, importlib.import_module(f"modscope._cli.{name}").COMMAND)
+        shown = [action for action in parser.actions if action.help != argparse.SUPPRESS]
+        options = {option for action in shown for option in action.option_strings if option.startswith("--")}
+        of_fish = {line for line in fish.splitlines() if f"__fish_seen_subcommand_from {name}'" in line}
+        (words,) = re.findall(rf'    {name}\) words="(.*)" ;;', zsh)
+        section = man.split(f".SS {name}\n")[1].split("\n.SS ")[0].replace("\\-", "-")
+        for option in options:
+            assert any(f"-l {option[2:]} " in line for line in of_fish), (name, option)
+            assert option in words.split() and option in section, (name, option)
+
+
+def test_a_summary_fits_a_low_terminal(captures):
+    """Of 24 lines, of which one is the prompt's; a higher one has all of it."""
+    result = summarize("train.msc", load(captures / "train.msc"))
+    texts = {height: summary.text(result, Screen(80, height=height), argparse.Namespace()) for height in (24, 60, None)}
+    assert len(texts[24]) <= 23 < len(texts[None]) and texts[60] == texts[None]
+    assert "Time by phase: " in "\n".join(texts[24]) and "By module" in "\n".join(texts[24])
