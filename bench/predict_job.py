@@ -123,7 +123,7 @@ def doubts() -> dict[str, int]:
     import torch
 
     highest = torch.cuda.max_memory_allocated()
-    return {kind: max(peak - highest, 0) for kind, peak in zip(certainty.DOUBTS, _native.virtual_doubts()) if peak}
+    return {kind: max(peak - highest, 0) for kind, peak in zip(certainty.DOUBTS, _native.virtual_doubts(0)) if peak}
 
 
 def log_blocks(blocks: list[tuple[int, str]]) -> None:

@@ -17,7 +17,7 @@ from modscope._read.load import Capture
 from modscope._read.ranks import world_of
 from modscope._read.script_arguments import ANY_SCRIPT, program_words
 from modscope._read.text import clean, counted, gpu_label, near_size, size
-from modscope._virtual.gpus import GPUS, Gpu, rules_of
+from modscope._virtual.gpus import GPUS, Gpu, is_described, rules_of
 
 __all__ = [
     "DOUBTS",
@@ -68,7 +68,7 @@ _PART_OF_NCCL = 0.5
 def is_measured(gpu: Gpu) -> bool:
     """Whether workspaces were measured on such a GPU, where torch's sources do not tell them. Which one a GPU is that
     is given by its memory is not known."""
-    return gpu.capability[0] == _MEASURED_ON and gpu.name in GPUS
+    return gpu.capability[0] == _MEASURED_ON and is_described(gpu)
 
 
 # ---- what a capture says of its doubts ----
@@ -292,7 +292,7 @@ def other_kernels(capture: Capture, gpu: Gpu) -> OtherKernels | None:
     memory is taken to be of the capture's generation."""
     info = {**capture.info, **(capture.end or {})}
     capability = _capability_of(info)
-    if gpu.name not in GPUS or capability is None or rules_of(gpu._replace(capability=capability)) == rules_of(gpu):
+    if not is_described(gpu) or capability is None or rules_of(gpu._replace(capability=capability)) == rules_of(gpu):
         return None
     of = gpu_label(info["gpu_title"]) if info.get("gpu_title") else f"a GPU of capability {info['gpu_capability']}"
     verb = "predicted" if info.get("source") == "predicted" else "recorded"

@@ -3,11 +3,14 @@ keeps and which kernel it takes is what that GPU, and that version of torch, wou
 
 from __future__ import annotations
 
+import json
+import pathlib
+
 import modscope
 import pytest
 import warm_python
-from modscope._virtual.device.properties import DeviceProperties
-from modscope._virtual.gpus import Board, find_gpu, rules_of
+from modscope._virtual.device.properties import DeviceProperties, gpu_row
+from modscope._virtual.gpus import Board, find_gpu, row_of, rules_of
 from modscope._virtual.ranks.network import seconds
 from modscope._virtual.rules.rules import gpu_and_torch
 from modscope._virtual.time.roofline import Roofline
@@ -77,7 +80,7 @@ def test_wrong_names():
     with pytest.raises(
         ValueError,
         match=r"'rtx409' is not a GPU that is known \(did you mean rtx4090\?\): use one of t4, .*, or its memory "
-        r"as 24GiB",
+        r"as 24GiB, or a JSON file that describes it",
     ):
         find_gpu("rtx409")
     with pytest.raises(ValueError, match="a GPU of 24 is smaller than 1 GiB: give its memory as 24GiB"):
@@ -164,3 +167,74 @@ def test_bfloat16_trains_as_on_that_gpu(gpu: str, version: str, kernel: str, kep
 @needs_interception
 def test_float16_on_a_turing_gpu_takes_the_memory_efficient_kernel() -> None:
     assert trained("t4", "2.11", "float16") == ("EfficientAttention", 2 * SMALL + MIB)
+
+
+# ---- a GPU that a file describes ----
+
+
+ROW = row_of(modscope.gpus["rtx4090"])
+
+
+def described(folder: pathlib.Path, change: dict[str, object]) -> str:
+    row = {key: value for key, value in {**ROW, **change}.items() if value != "absent"}
+    (folder / "mine.json").write_text(json.dumps(row))
+    return str(folder / "mine.json")
+
+
+def test_a_gpu_by_a_file(tmp_path: pathlib.Path) -> None:
+    name = described(tmp_path, {"memory": 20 * GIB, "title": "NVIDIA GeForce RTX 4070 Ti"})
+    gpu = find_gpu(name)
+    assert gpu == modscope.gpus["rtx4090"]._replace(
+        name=name, memory=20 * GIB, title="NVIDIA GeForce RTX 4070 Ti", context=gpu.context
+    )
+    assert find_gpu(gpu.name) == gpu and gpu.label == "RTX 4070 Ti"
+    plain = find_gpu(described(tmp_path, dict.fromkeys(("speed", "board", "nvlink", "network", "context"), "absent")))
+    assert plain.speed is None and plain.capability == (8, 9)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"memory": "absent"}, "the file has no memory"),
+        ({"memory": 12}, "memory must be a number from 1073741824 to 4398046511104, not 12"),
+        ({"memory": True}, "memory must be a number from .*, not True"),
+        ({"processors": "many"}, "processors must be a number from 1 to 1024, not 'many'"),
+        ({"capability": 8.9}, r"capability must be two numbers, such as \[8, 9\]"),
+        ({"capability": [8, 9, 1]}, r"capability must be two numbers, such as \[8, 9\]"),
+        ({"title": ""}, "title must be the GPU's name, as torch gives it"),
+        ({"cores": 5}, "the file has 'cores', which is none of name, title, memory"),
+        ({"speed": {"float32": 80}}, "speed has no float64"),
+        ({"speed": [1, 2]}, "speed must be an object with float64, float32"),
+        ({"speed": {**ROW["speed"], "bandwidth": 9000}}, "bandwidth is 9000, and bus and memory_clock make 1008"),
+        ({"memory": GIB, "context": 2 * GIB}, "context must be less than memory"),
+    ],
+)
+def test_a_file_that_describes_no_gpu_says_why(tmp_path: pathlib.Path, change: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=f"mine.json: {why}"):
+        find_gpu(described(tmp_path, change))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="none.json: No such file or directory"):
+        find_gpu(str(tmp_path / "none.json"))
+    for content in (b"{", b"\xff\xfe", b"[" * 60_000, b""):
+        (tmp_path / "bad.json").write_bytes(content)
+        with pytest.raises(ValueError, match="bad.json is not JSON"):
+            find_gpu(str(tmp_path / "bad.json"))
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(ValueError, match="list.json: the file must be an object with title, memory"):
+        find_gpu(str(tmp_path / "list.json"))
+
+
+def test_the_row_of_this_machine_s_gpu_is_what_a_file_describes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert torch.cuda.is_available() or gpu_row() is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: DeviceProperties(modscope.gpus["a100"]))
+    (tmp_path / "mine.json").write_text(json.dumps(gpu_row()))
+    found, known = find_gpu(str(tmp_path / "mine.json")), modscope.gpus["a100"]
+    assert (found.title, found.memory, found.capability, found.processors, found.board) == (
+        known.title, known.memory, known.capability, known.processors, known.board
+    )  # fmt: skip
+    assert found.speed is None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import types
 
-from modscope._virtual.gpus import Gpu
+from modscope._virtual.gpus import Board, Gpu, row_of
 
-__all__ = ["DeviceProperties"]
+__all__ = ["DeviceProperties", "gpu_row"]
 
 
 _UUID = "00000000-0000-0000-0000-{:012x}"
@@ -50,3 +50,21 @@ class DeviceProperties(types.SimpleNamespace):
             f"uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
             f"pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size >> 20}MB)"
         )
+
+
+def gpu_row() -> dict[str, object] | None:
+    """The first GPU that torch sees, as a file for ``--gpu`` describes one; None: there is none. torch does not say how
+    fast it is, beside its memory."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.version.hip:
+        return None
+    said = torch.cuda.get_device_properties(0)
+    board = Board(
+        getattr(said, "L2_cache_size", 0) >> 20,
+        max(getattr(said, "memory_bus_width", 0), 16),
+        max(getattr(said, "memory_clock_rate", 0) // 1000, 100),
+        max(getattr(said, "clock_rate", 0) // 1000, 100),
+    )
+    capability = (said.major, said.minor)
+    return row_of(Gpu("", said.name, said.total_memory, capability, said.multi_processor_count, board=board))
