@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from modscope._capture import Cover
 from modscope._plan import highs as _plan_highs
-from modscope._plan.problem import LARGE, Choice, Problem
+from modscope._plan.problem import LARGE, Choice, Problem, Row
 from modscope._read.groups import merge_numbers
 
 _TRIES = 16
@@ -39,11 +39,23 @@ class Found(NamedTuple):
 class Search:
     """``is_careful``: the most that may be reserved with a choice has to fit, rather than what its replay reserves."""
 
-    def __init__(self, problem: Problem, use_highs: bool = True, is_careful: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, use_highs: bool = True, is_careful: bool = False, keeps_results: bool = True
+    ) -> None:
         self._problem = problem
         self._is_careful = is_careful
+        self._use_highs = use_highs
+        results = [bool(each.results.at) for each in problem.candidates]
+        self._has_results = keeps_results and any(results)
+        self._rows = problem.rows
+        if any(results) and not keeps_results:  # what saves nothing is never chosen
+            self._rows = [
+                Row(row.needed, tuple(0 if keeps else saved for keeps, saved in zip(results, row.saved)))
+                for row in problem.rows
+            ]
         self.has_highs = use_highs and _plan_highs.is_available()
-        self._solutions = _SOLUTIONS if len(problem.candidates) <= LARGE else 0 if is_careful else 1
+        count = len(results) - (0 if keeps_results else sum(results))
+        self._solutions = _SOLUTIONS if count <= LARGE else 0 if is_careful else 1
         # Among equal modules those that run first are best: their recomputation comes last, when little memory is left.
         count = max(len(problem.candidates), 1)
         self._costs = [
@@ -51,12 +63,24 @@ class Search:
             for i, candidate in enumerate(problem.candidates)
         ]
         around = [problem.around(i) for i in range(len(problem.candidates))]
-        self._greedily = Cover(self._costs, list(problem.rows), around)
+        self._greedily = Cover(self._costs, list(self._rows), around)
 
     def find(self, budget: int) -> Found | None:
         """The best choice found whose replay stays within the budget; None: none was found."""
         if self._problem.reserved(EMPTY) <= budget:
             return Found(EMPTY, "greedy", 0.0)
+        found = self._find(budget)
+        whole = self._of_whole_modules.find(budget) if self._has_results else None
+        if whole is None or (found is not None and self._seconds(found.choice) <= self._seconds(whole.choice)):
+            return found
+        return whole._replace(bound=found.bound if found else None)
+
+    @functools.cached_property
+    def _of_whole_modules(self) -> Search:
+        """The search among whole modules: with fewer candidates, it may happen to find a faster choice."""
+        return Search(self._problem, self._use_highs, self._is_careful, keeps_results=False)
+
+    def _find(self, budget: int) -> Found | None:
         found = self._greedy(budget)
         if not self.has_highs or not self._costs or not self._solutions:
             return self._simpler(Found(found, "greedy", None), budget) if found is not None else None
@@ -80,6 +104,8 @@ class Search:
         """Candidates that keep the same results, of modules whose names differ only in numbers."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for i, each in enumerate(self._problem.candidates):
+            if each.results.at and not self._has_results:
+                continue
             groups.setdefault((merge_numbers(each.name), each.results.places), []).append(i)
         return [members for members in groups.values() if len(members) > 1]
 
@@ -162,8 +188,8 @@ class Search:
             found.append(self._independent([i for i, name in whole if name.count(".") == depth]))
             found.append(self._independent([i for i, name in whole if name.count(".") <= depth][::-1]))
         for depth in sorted({name.count(".") for _, name in whole}):
-            found += [self._independent(each) for each in self._alike(depth)]
-        low, high = 0, max((row.needed for row in self._problem.rows), default=0)
+            found += [self._independent(each) for each in self._alike(depth)] if self._has_results else []
+        low, high = 0, max((row.needed for row in self._rows), default=0)
         for _ in range(12):  # the lowest target that can be met
             target = (low + high) // 2
             choice = self._cover(target)
@@ -195,7 +221,7 @@ class Search:
 
     def _optimum(self, budget: int, found: Choice | None) -> tuple[Choice | None, float | None]:
         """The best choice that HiGHS finds and the replay verifies, and the bound of the budget itself."""
-        rows, chains = self._problem.rows, self._problem.chains()
+        rows, chains = self._rows, self._problem.chains()
         first = _plan_highs.solve(self._costs, rows, chains, budget)
         if first is None:
             return None, None
@@ -224,7 +250,7 @@ class Search:
 
     def _excess(self, choice: Choice) -> int:
         """How much more is reserved than the sums of savings say."""
-        allocated = max(row.needed - sum(row.saved[i] for i in choice) for row in self._problem.rows)
+        allocated = max(row.needed - sum(row.saved[i] for i in choice) for row in self._rows)
         return max(self._problem.reserved(choice) - allocated, 0)
 
     def _cheaper(self, choice: Choice, other: Choice | None) -> Choice:

@@ -14,6 +14,7 @@ from modscope._plan.file import KeptOperator, load_plan, plan_of
 from modscope._plan.keeping import Operator, describe, find_sets, plain_name
 from modscope._plan.plan import make_plan
 from modscope._plan.problem import PlanLimits, Problem
+from modscope._plan.search import Search
 from modscope._read.types import calls_of
 from virtual_helpers import needs_interception, run
 
@@ -175,6 +176,14 @@ def test_a_plan_keeps_what_is_dear(capture: pathlib.Path) -> None:
     assert report["after"]["reserved"] <= budget and not without["keep"]
     added = report["after"]["step_ms"] - report["before"]["step_ms"]
     assert added <= 0.6 * (without["after"]["step_ms"] - without["before"]["step_ms"])
+    for part in (1, 2, 3):
+        budget = lowest + part * (before - lowest) // 4
+        problems = [PlanLimits(keeps_results=keeps) for keeps in (True, False)]
+        times = [Search(Problem(loaded, "cuda:0", each), False).find(budget) for each in problems]
+        seconds = [
+            Problem(loaded, "cuda:0", each).seconds(found.choice) for each, found in zip(problems, times) if found
+        ]
+        assert len(seconds) == 2 and seconds[0] <= seconds[1]
     assert any("keep" in group and "scaled_dot_product_attention" in group for group in report["groups"])
     assert plan.keep and report["keep"] == plan.keep_as_json()
 
