@@ -45,6 +45,7 @@ def test_what_is_not_known_is_left_out():
 
 @pytest.mark.slow
 @needs_virtual_gpu
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the second run would be on the GPU")
 def test_the_script_runs_again_without_the_virtual_gpu(tmp_path, monkeypatch, capfd):
     """Here the second run is on the CPU, where torch counts no memory of a GPU."""
     import textwrap
