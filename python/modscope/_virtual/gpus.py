@@ -186,7 +186,7 @@ GPUS: dict[str, Gpu] = {
         Gpu("b200", "NVIDIA B200", 182_630 * MIB, (10, 0), 148,
             speed=Speed(37, 75, 1100, 2250, 2250, 4500, 7700, 64), board=Board(126, 7680, 3996, 1965),
             nvlink=900, network=50),
-        # The rows below were written from datasheets and from torch's messages on such GPUs; none was measured.
+        # The rows below were not verified on a GPU. The names above them say where their speeds can be looked up.
         # H20: vendors' datasheets; the bus follows from 4.0 TB/s
         Gpu("h20", "NVIDIA H20", 97_200 * MIB, (9, 0), 78,
             speed=Speed(1, 44, 74, 148, 148, 296, 4000, 64), board=Board(60, 6144, 2604, 1980),
