@@ -1,5 +1,5 @@
-/* collectives.js - the lane of collectives below the timeline: a row for each kind, and in it a bar for each collective,
- * where it began, as wide as it took and as high as its bytes, in the colour of its phase. */
+/* collectives.js - the lane of collectives below the timeline: a row for each kind, and in it a bar for each
+ * collective, where it began, as wide as it took and as high as its bytes, in the colour of its phase. */
 
 const COLLECTIVE_ROW = 18; /* height of a row in pixels */
 const COLLECTIVE_REACH = 3; /* how many pixels beside a bar still point at it */
@@ -20,11 +20,13 @@ class CollectiveLane {
     this.box.hidden = !this.data;
     if (!this.data) return;
     const { kinds, bytes, kind } = this.data;
-    this.most = kinds.map((_, i) => bytes.reduce((most, each, at) => (kind[at] === i ? Math.max(most, each) : most), 0));
+    this.most = kinds.map((_, i) =>
+      bytes.reduce((most, each, at) => (kind[at] === i ? Math.max(most, each) : most), 0));
     this.canvas.style.height = `${kinds.length * COLLECTIVE_ROW}px`;
     Object.assign(this.box.dataset, { count: bytes.length, kinds: kinds.join(" ") });
     const rest = this.data.left_out ? ` ${this.data.left_out.toLocaleString("en")} later ones are left out.` : "";
-    find("collectives-text").textContent = `Collectives: ${kinds.map((name, i) => this.describeKind(name, i)).join(", ")}.${rest}`;
+    find("collectives-text").textContent =
+      `Collectives: ${kinds.map((name, i) => this.describeKind(name, i)).join(", ")}.${rest}`;
     this.canvas.setAttribute("aria-label", find("collectives-text").textContent);
   }
 
@@ -56,7 +58,8 @@ class CollectiveLane {
       context.fillStyle = theme.panel;
       context.fillRect(timeline.left, row * COLLECTIVE_ROW + 1, timeline.right - timeline.left, COLLECTIVE_ROW - 2);
       context.fillStyle = theme.soft;
-      context.fillText(name.replaceAll("_", " "), timeline.axisLeft - 4, (row + 0.5) * COLLECTIVE_ROW, timeline.axisLeft - 6);
+      context.fillText(name.replaceAll("_", " "), timeline.axisLeft - 4, (row + 0.5) * COLLECTIVE_ROW,
+        timeline.axisLeft - 6);
     });
     context.save();
     context.beginPath();
@@ -93,7 +96,8 @@ class CollectiveLane {
   describe(i) {
     const { kinds, kind, bytes, module, phase, group, groups, time, nanoseconds, timing } = this.data;
     const name = module[i] < 0 ? "?" : this.capture.metadata.names[module[i]];
-    const taken = nanoseconds[i] ? `, takes ${duration(nanoseconds[i] / 1e9)}${COLLECTIVE_TIMINGS[timing[i]] || ""}` : "";
+    const taken = nanoseconds[i] ? `, takes ${duration(nanoseconds[i] / 1e9)}${COLLECTIVE_TIMINGS[timing[i]] || ""}`
+      : "";
     const what = make("div", "total", `${kinds[kind[i]]}${bytes[i] ? ` ${size(bytes[i])}` : ""}`);
     const which = make("div", "", `${phase[i]} of `, bdi(label(name)), `, at ${duration(time[i] / 1e6)}${taken}`);
     return [what, which, make("div", "", groups[group[i]])];

@@ -1,9 +1,11 @@
 /* edited.js - the timeline that the run would have after a change, drawn over the real one, and the GPU's capacity.
  *
- * A change has a curve: points that stand for equal parts of the capture's events, each with the highest figures of them.
- * What a change inserts, such as a recomputation, belongs to the event before which it happens, and takes no width. */
+ * A change has a curve: points that stand for equal parts of the capture's events, each with the highest figures of
+ * them. What a change inserts, such as a recomputation, belongs to the event before which it happens, and takes no
+  * width. */
 
-const HIDDEN_ABOVE = 1.7; /* A line that is so many times as high as the rest is not drawn: its label says where it is. */
+/* A line that is so many times as high as the rest is not drawn: its label says where it is. */
+const HIDDEN_ABOVE = 1.7;
 
 /* The numbers whose differences these are. */
 function addUpDifferences(differences) {
@@ -39,7 +41,8 @@ class Edited {
   highest(line, from, to) {
     if (from > this.end) return NaN;
     let most = 0;
-    for (let i = Math.max(this.pointAt(from), 0); i < this.ticks.length && this.ticks[i] <= to; i++) most = Math.max(most, line[i]);
+    for (let i = Math.max(this.pointAt(from), 0); i < this.ticks.length && this.ticks[i] <= to; i++)
+      most = Math.max(most, line[i]);
     return most;
   }
 }
@@ -56,8 +59,8 @@ function shownCapacity(timeline) {
   return capacity && capacity.device === timeline.device && timeline.scaledSeries === timeline.series ? capacity : null;
 }
 
-/* Finds for each column of pixels the highest edited figures, and returns the height that the plot needs; `top`: without
- * them. */
+/* Finds for each column of pixels the highest edited figures, and returns the height that the plot needs; `top`:
+ * without them. */
 function measureEdited(timeline, top) {
   const edited = shownEdit(timeline), capacity = shownCapacity(timeline);
   timeline.editedColumns = null;
@@ -133,7 +136,8 @@ function placeCapacityLabel(timeline) {
   const width = timeline.texts.width(shown, style.font);
   const y = isAbove ? MARGIN.top + LINE / 2 : timeline.y(bytes);
   const starts = [timeline.right - 6 - width, timeline.left + 6, (timeline.left + timeline.right - width) / 2];
-  const candidates = [-10, 10, -10 - LINE, 10 + LINE].flatMap((by) => starts.map((x) => ({ x, y: isAbove ? y : y + by })));
+  const candidates = [-10, 10, -10 - LINE, 10 + LINE].flatMap((by) =>
+    starts.map((x) => ({ x, y: isAbove ? y : y + by })));
   timeline.texts.place("capacity", shown, candidates, style, timeline.plotBounds());
 }
 
@@ -153,6 +157,7 @@ function editedTooltip(page, tick) {
   const i = edited ? edited.pointAt(tick) : -1;
   if (i < 0) return [];
   const most = edited.isExact ? "" : "at most ";
-  const figures = edited.isCaching ? `${size(edited.reserved[i])} reserved, ${size(edited.allocated[i])} allocated` : size(edited.allocated[i]);
+  const figures = edited.isCaching ? `${size(edited.reserved[i])} reserved, ${size(edited.allocated[i])} allocated`
+    : size(edited.allocated[i]);
   return [make("div", "edited", `With the change: ${most}${figures}`)];
 }

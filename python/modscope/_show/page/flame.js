@@ -16,14 +16,16 @@ const FLAME_LINES = [ /* by how many frames the deepest stack has */
 
 /* As much of the beginning as fits, if that is worth showing. */
 function cutEnd(text, fits) {
-  for (let kept = Math.min(text.length - 1, 40); kept >= 2; kept--) if (fits(`${text.slice(0, kept)}…`)) return `${text.slice(0, kept)}…`;
+  for (let kept = Math.min(text.length - 1, 40); kept >= 2; kept--) if (fits(`${text.slice(0, kept)}…`))
+    return `${text.slice(0, kept)}…`;
   return "";
 }
 
-/* As much of the beginning of a function's name as fits before the number of a line, which says more than the name's end; ""
- * if that is too little. */
+/* As much of the beginning of a function's name as fits before the number of a line, which says more than the name's
+ * end; "" if that is too little. */
 function cutBeforeNumber(name, line, fits) {
-  for (let kept = Math.min(name.length - 1, 40); kept >= 3; kept--) if (fits(`${name.slice(0, kept)}…:${line || "?"}`)) return `${name.slice(0, kept)}…:${line || "?"}`;
+  for (let kept = Math.min(name.length - 1, 40); kept >= 3; kept--) if (fits(`${name.slice(0, kept)}…:${line || "?"}`))
+    return `${name.slice(0, kept)}…:${line || "?"}`;
   return "";
 }
 
@@ -67,8 +69,8 @@ class Flame {
 
   /* ---- what is shown ---- */
 
-  /* Draws the page's moment. It follows the selected module: by module it fills the width, in the other orders only what
-   * it owns is drawn. */
+  /* Draws the page's moment. It follows the selected module: by module it fills the width, in the other orders only
+   * what it owns is drawn. */
   draw(theme) {
     const { tree, page } = this;
     if (page.module !== this.followed) this.follow(page.module);
@@ -251,7 +253,8 @@ class Flame {
     const names = this.namesOf(box.node).map(shorten), figures = [size(box.bytes), percent(box.bytes, this.held.whole)];
     const titles = [`${names[0]}   ${figures.join("  ")}`, `${names[0]}   ${figures[1]}`, ...names];
     const title = titles.find(fits) ?? cutEnd(names.at(-1), fits), frame = this.tree.frame[box.node];
-    return frame && (title === names.at(-1) || title.endsWith("…")) ? cutBeforeNumber(names.at(-1), frame.line, fits) || title : title;
+    return frame && (title === names.at(-1) || title.endsWith("…")) ? cutBeforeNumber(names.at(-1), frame.line, fits)
+      || title : title;
   }
 
   /* The whole name, and shorter ones for narrow rectangles. */
@@ -280,7 +283,8 @@ class Flame {
   get topName() {
     const { page } = this;
     const device = clean(page.capture.metadata.devices[page.device]);
-    return this.order !== "module" && page.module >= 0 ? `${label(page.capture.modules.fqn[page.module])} on ${device}` : `All of ${device}`;
+    return this.order !== "module" && page.module >= 0 ? `${label(page.capture.modules.fqn[page.module])} on ${device}`
+      : `All of ${device}`;
   }
 
   /* ---- in words ---- */
@@ -295,9 +299,11 @@ class Flame {
     find("flame-inside").textContent = FLAME_INSIDE[this.order];
     find("flame-lines").textContent = FLAME_LINES[tree.deepest] ?? "";
     find("flame-now").textContent = this.sentenceOf(this.current);
-    Object.assign(this.box.dataset, { boxes: this.boxes.length, bytes: shown, root: root < 0 ? "" : tree.pathOf(root), order: this.order,
+    Object.assign(this.box.dataset,
+      { boxes: this.boxes.length, bytes: shown, root: root < 0 ? "" : tree.pathOf(root), order: this.order,
       found: found ? found.bytes : "", current: this.current < 0 ? "" : tree.pathOf(this.current) });
-    for (const button of find("flame-orders").children) button.setAttribute("aria-checked", String(button.dataset.order === this.order));
+    for (const button of find("flame-orders").children)
+      button.setAttribute("aria-checked", String(button.dataset.order === this.order));
   }
 
   /* "4.00 MiB, 13% of 120.25 MiB" */
@@ -307,20 +313,24 @@ class Flame {
 
   /* "GPT.blocks.0 > MLP.forward (gpt.py:43): 4.00 MiB, 13% of 120.25 MiB" */
   sentenceOf(node) {
-    return node < 0 ? `${this.topName}: ${size(this.held.whole)}` : `${this.tree.pathOf(node)}: ${this.shareOf(this.bytesOf(node))}`;
+    return node < 0 ? `${this.topName}: ${size(this.held.whole)}`
+      : `${this.tree.pathOf(node)}: ${this.shareOf(this.bytesOf(node))}`;
   }
 
   tooltip(box) {
     const { tree } = this;
     const share = make("div", "", this.shareOf(box.bytes));
-    if (box.others) return [make("div", "total", counted(box.others, "narrow part")), share, make("div", "note", "Zoom in to see more.")];
+    if (box.others) return [make("div", "total", counted(box.others, "narrow part")), share,
+      make("div", "note", "Zoom in to see more.")];
     const frame = box.node < 0 ? null : tree.frame[box.node];
     const isModule = box.node >= 0 && tree.kind[box.node] === "module";
     const parts = [make("div", "total", bdi(isModule ? tree.fqnOf(box.node) : this.nameOf(box.node))), share];
-    if (frame) parts.push(make("div", "note", bdi(shorten(clean(`${frame.shown}:${frame.line || "?"}`)))), ...this.sourceOf(frame));
+    if (frame) parts.push(make("div", "note", bdi(shorten(clean(`${frame.shown}:${frame.line || "?"}`)))),
+      ...this.sourceOf(frame));
     const bytes = this.categoriesOf(box.node);
     const rows = STACKED.filter((c) => bytes[c] > 0).sort((a, b) => bytes[b] - bytes[a]);
-    parts.push(...rows.map((c) => make("div", "", make("span", "category", swatch(c), `${CATEGORIES[c]} ${size(bytes[c])}`))));
+    parts.push(...rows.map((c) =>
+      make("div", "", make("span", "category", swatch(c), `${CATEGORIES[c]} ${size(bytes[c])}`))));
     return parts;
   }
 
@@ -360,7 +370,8 @@ class Flame {
     this.render();
     const { y } = this.boxes.find((box) => box.node === node);
     if (y < this.box.scrollTop) this.box.scrollTop = y;
-    else if (y + FLAME_ROW > this.box.scrollTop + this.box.clientHeight) this.box.scrollTop = y + FLAME_ROW - this.box.clientHeight;
+    else if (y + FLAME_ROW > this.box.scrollTop + this.box.clientHeight)
+      this.box.scrollTop = y + FLAME_ROW - this.box.clientHeight;
   }
 }
 
@@ -388,7 +399,8 @@ function handleFlame(page) {
     flame.zoomOut();
     if (find("flame-out").hidden) box.focus({ preventScroll: true });
   });
-  for (const button of find("flame-orders").children) button.addEventListener("click", () => flame.setOrder(button.dataset.order));
+  for (const button of find("flame-orders").children)
+    button.addEventListener("click", () => flame.setOrder(button.dataset.order));
   const search = find("flame-search");
   search.addEventListener("input", () => flame.searchFor(search.value));
   search.addEventListener("keydown", (event) => {

@@ -1,14 +1,16 @@
-/* flame_tree.js - the tree of the flame graph: modules, frames and operators, and the bytes of each at a tick. It has the
- * orders "module" and "line" of `modscope flame`, and "layers". */
+/* flame_tree.js - the tree of the flame graph: modules, frames and operators, and the bytes of each at a tick. It has
+ * the orders "module" and "line" of `modscope flame`, and "layers". */
 
 /* A node is a number here: its index in these arrays. A parent's index is smaller than its children's.
- *   order "module": the modules, with the same numbers as in Modules; below them the frames, outermost first, then operators
+ *   order "module": the modules, with the same numbers as in Modules; below them the frames, outermost first, then
+ *   operators
  *   order "layers": the same, but modules whose names differ only in numbers are one: GPT.blocks.*.mlp
  *   order "line":   the frames, outermost first; below them the operators, then modules with their whole names */
 class FlameTree {
   constructor(capture, order) {
     const { modules } = capture;
-    Object.assign(this, { capture, order, name: [], kind: [], parent: [], children: [], frame: [], module: [], fqn: [], roots: [] });
+    Object.assign(this, { capture, order, name: [], kind: [], parent: [], children: [], frame: [], module: [], fqn: [],
+      roots: [] });
     this.byKey = new Map();
     if (order === "module")
       modules.name.forEach((name, module) => this.addNode(modules.parent[module], "module", name, null, module));
@@ -72,10 +74,12 @@ class FlameTree {
     const { capture, templateNode, parent } = this;
     const { template, templateBytes, templateCategory, modules } = capture;
     const count = parent.length;
-    const held = { bytes: new Float64Array(count * COUNT), total: new Float64Array(count), whole: 0, sums: new Float64Array(COUNT) };
+    const held = { bytes: new Float64Array(count * COUNT), total: new Float64Array(count), whole: 0,
+      sums: new Float64Array(COUNT) };
     capture.eachHeld(tick, device, (lifetime) => {
       const one = template[lifetime];
-      if (!mask || mask[modules.templateModule[one]]) held.bytes[templateNode[one] * COUNT + templateCategory[one]] += templateBytes[one];
+      if (!mask || mask[modules.templateModule[one]])
+        held.bytes[templateNode[one] * COUNT + templateCategory[one]] += templateBytes[one];
     });
     for (let node = count - 1; node >= 0; node--) {
       for (let c = 0; c < COUNT; c++) {
@@ -93,7 +97,8 @@ class FlameTree {
   /* The children of a node, or the roots (-1), that hold something: the largest first. */
   childrenOf(node, held) {
     const all = node < 0 ? this.roots : this.children[node];
-    return all.filter((child) => held.total[child] > 0).sort((a, b) => held.total[b] - held.total[a] || compareNames(this.name[a], this.name[b]));
+    return all.filter((child) => held.total[child] > 0).sort((a, b) => held.total[b] - held.total[a]
+      || compareNames(this.name[a], this.name[b]));
   }
 
   /* "GPT.blocks.0 > MLP.forward (gpt.py:43)": a node with those around it. */
@@ -113,8 +118,8 @@ class FlameTree {
     return `${this.name[node]}\n${whole}`.toLowerCase();
   }
 
-  /* 1 for each node whose text contains `text`, and how many there are and what they hold together below `root`: what is
-   * inside a match counts once. */
+  /* 1 for each node whose text contains `text`, and how many there are and what they hold together below `root`: what
+   * is inside a match counts once. */
   search(text, held, root) {
     const matches = new Uint8Array(this.name.length);
     const wanted = text.toLowerCase();

@@ -1,7 +1,7 @@
 /* labels.js - the texts of the timeline, laid out so that no two overlap.
  *
- * Texts are placed in the order of their importance and drawn at the end, above the plot. A text that finds no room is left
- * out. */
+ * Texts are placed in the order of their importance and drawn at the end, above the plot. A text that finds no room is
+ * left out. */
 
 const LINE = 16; /* height of a label in pixels */
 
@@ -25,8 +25,9 @@ class Labels {
     this.placed.push({ kind, text: "", x, y, width, height });
   }
 
-  /* Places a text at the first of the candidates where it overlaps nothing; returns whether there was one. A candidate is
-   * {x, y}: the left end and the vertical middle of the text. `style`: font, colour, and background if it has one. */
+  /* Places a text at the first of the candidates where it overlaps nothing; returns whether there was one. A candidate
+   * is {x, y}: the left end and the vertical middle of the text. `style`: font, colour, and background if it has one.
+    * */
   place(kind, text, candidates, style, bounds = null) {
     const width = this.width(text, style.font);
     const isFree = (box) => !this.placed.some((other) => intersects(box, other));
@@ -41,7 +42,8 @@ class Labels {
   /* Places a text that is turned by 90 degrees in the middle of a rectangle, if it fits and overlaps nothing. */
   placeVertical(kind, text, { x, y, width, height }, style) {
     const length = this.width(text, style.font);
-    const box = { kind, text, style, isVertical: true, x: x + (width - LINE) / 2, y: y + (height - length) / 2, width: LINE, height: length };
+    const box = { kind, text, style, isVertical: true, x: x + (width - LINE) / 2, y: y + (height - length) / 2,
+      width: LINE, height: length };
     if (length <= height && !this.placed.some((other) => intersects(box, other))) this.placed.push(box);
   }
 

@@ -33,7 +33,8 @@ function describeLegend(page, series) {
   legend.replaceChildren(...shown.map((group) => {
     const figures = [make("strong", "", size(sums[group])), make("span", "share", percent(sums[group], held.total))];
     const key = grouping.key(group), parts = [grouping.swatch(group), bdi(grouping.label(group), "label")];
-    const item = make("li", sums[group] ? "" : "none", key === null ? make("span", "entry", ...parts) : makeEntry(page, grouping, key, parts), ...figures);
+    const item = make("li", sums[group] ? "" : "none", key === null ? make("span", "entry", ...parts)
+      : makeEntry(page, grouping, key, parts), ...figures);
     if (grouping.by === "category") item.append(...makeKinds(group, kinds));
     nameGroup(item, grouping, group, sums[group]);
     return item;
@@ -56,8 +57,10 @@ function groupRows(grouping, series, tick, marked) {
   const layers = series.by(grouping);
   const sums = layers.sumsAfter(layers.changeAt(tick)), total = layers.totalAt(tick);
   return grouping.order.filter((group) => sums[group] > 0).sort((a, b) => sums[b] - sums[a]).map((group) => {
-    const cells = [["", grouping.swatch(group)], ["", bdi(grouping.label(group))], ["figure", size(sums[group])], ["figure", percent(sums[group], total)]];
-    const row = make("tr", group === marked ? "marked" : "", ...cells.map(([className, inside]) => make("td", className, inside)));
+    const cells = [["", grouping.swatch(group)], ["", bdi(grouping.label(group))], ["figure", size(sums[group])],
+      ["figure", percent(sums[group], total)]];
+    const row = make("tr", group === marked ? "marked" : "",
+      ...cells.map(([className, inside]) => make("td", className, inside)));
     nameGroup(row, grouping, group, sums[group]);
     return row;
   });

@@ -6,7 +6,8 @@ function listChanges(metadata) {
   const { fit, plan } = metadata;
   const levers = (fit?.levers ?? []).map((change, index) => ({ part: "fit", index, change }));
   const points = (plan?.points ?? []).map((change, index) => ({ part: "plan", index, change }));
-  return [...levers, ...points.filter(({ change }) => change.modules)].map((each) => ({ ...each, name: each.change.name, text: each.change.text }));
+  return [...levers, ...points.filter(({ change }) => change.modules)].map((each) =>
+    ({ ...each, name: each.change.name, text: each.change.text }));
 }
 
 /* The change of this key ("fit-2"), or null. Without a key the plan that the command found. */
@@ -72,7 +73,8 @@ function describeChange(page) {
   document.body.dataset.change = keyOf(change);
   find("edited").hidden = !change;
   if (change) {
-    const where = isShown ? "" : ` It is not drawn here: it is of all modules of ${metadata.devices[metadata[change.part].device]}.`;
+    const where = isShown ? ""
+      : ` It is not drawn here: it is of all modules of ${metadata.devices[metadata[change.part].device]}.`;
     sayChange(change.name, change.text + where);
   }
   fillLines(page, isShown);
@@ -82,7 +84,8 @@ function describeChange(page) {
 /* A sentence that stays the same is not written again: screen readers would repeat it. */
 function sayChange(name, text) {
   const box = find("edited");
-  if (box.textContent !== `With ${name}: ${text}`) box.replaceChildren(make("strong", "", "With ", bdi(name)), ": ", bdi(text));
+  if (box.textContent !== `With ${name}: ${text}`)
+    box.replaceChildren(make("strong", "", "With ", bdi(name)), ": ", bdi(text));
 }
 
 /* The legend of the lines in the timeline. */
@@ -94,7 +97,8 @@ function fillLines(page, isShown) {
   if (isShown && capture.reserved[device].ticks.length > 1) lines.push(["real", "reserved in the capture"]);
   if (isShown) lines.push(["edited-reserved", `${isCaching ? "reserved" : "allocated"} with the change`]);
   if (isShown && isCaching) lines.push(["edited-allocated", "allocated with the change"]);
-  if (capacity && lines.length) lines.push(["capacity", `what ${capacity.text === "budget" ? "the budget is" : `${capacity.text} has`}`]);
+  if (capacity && lines.length)
+    lines.push(["capacity", `what ${capacity.text === "budget" ? "the budget is" : `${capacity.text} has`}`]);
   const list = find("lines");
   list.hidden = !lines.length;
   list.replaceChildren(...lines.map(([kind, text]) => {

@@ -1,5 +1,5 @@
-/* paint.js - what both canvases use: their size, the colours of the theme, and patterns that distinguish categories without
- * colour. */
+/* paint.js - what both canvases use: their size, the colours of the theme, and patterns that distinguish categories
+ * without colour. */
 
 /* Fits the canvas to its element; returns its context, which counts in CSS pixels. */
 function prepareCanvas(canvas) {
@@ -58,7 +58,8 @@ class Theme {
     this.phases = PHASES.map((name) => colour(`phase-${name}`));
     this.phaseInk = PHASES.map((name) => colour(`phase-${name}-ink`));
     this.patterns = CATEGORIES.map((name) => makeTile(STROKES[name], this.weave));
-    this.groups = GROUP_STROKES.map((_, group) => colour(group + 1 < GROUP_STROKES.length ? `group-${group + 1}` : "other"));
+    this.groups = GROUP_STROKES.map((_, group) =>
+      colour(group + 1 < GROUP_STROKES.length ? `group-${group + 1}` : "other"));
     this.groupPatterns = GROUP_STROKES.map((strokes) => makeTile(strokes, this.weave));
     this.hatch = makeTile(STROKES.Gradient, this.soft);
     this.faintHatch = makeTile(STROKES.Gradient, this.faint);
@@ -73,7 +74,8 @@ class Theme {
 
   /* Fills the current path, or the rectangle if one is given, with the category's colour and pattern. */
   fillCategory(context, category, rectangle) {
-    this.fill(context, this.categories[category], STROKES[CATEGORIES[category]].length ? this.patterns[category] : null, rectangle);
+    this.fill(context, this.categories[category], STROKES[CATEGORIES[category]].length ? this.patterns[category] : null,
+      rectangle);
   }
 
   /* The same with a group's colour and pattern. */

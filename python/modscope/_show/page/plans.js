@@ -1,5 +1,5 @@
-/* plans.js - the plot of plans: what a budget of memory costs in time. Each point is a plan; hovering or focusing it shows
- * the modules that it checkpoints, and choosing it draws its timeline. */
+/* plans.js - the plot of plans: what a budget of memory costs in time. Each point is a plan; hovering or focusing it
+ * shows the modules that it checkpoints, and choosing it draws its timeline. */
 
 const PLOT = { height: 240, left: 64, right: 16, top: 14, bottom: 40 };
 const GROUPS_SHOWN = 12;
@@ -37,8 +37,10 @@ class PlanPlot {
     this.x = makeAxis(isBudgetNear ? [...bytes, plan.capacity] : bytes, PLOT.left, width - PLOT.right);
     this.y = makeAxis(points.map((point) => point.step_ms), PLOT.height - PLOT.bottom, PLOT.top);
     const svg = find("plan-svg");
-    for (const [name, value] of [["viewBox", `0 0 ${width} ${PLOT.height}`], ["width", width], ["height", PLOT.height]]) svg.setAttribute(name, value);
-    svg.replaceChildren(...this.makeGrid(plan, width), this.makeStairs(points, width), ...(isBudgetNear ? this.makeBudget(plan) : []),
+    for (const [name, value] of [["viewBox", `0 0 ${width} ${PLOT.height}`], ["width", width], ["height", PLOT.height]])
+      svg.setAttribute(name, value);
+    svg.replaceChildren(...this.makeGrid(plan, width), this.makeStairs(points, width),
+      ...(isBudgetNear ? this.makeBudget(plan) : []),
       ...points.map((point, i) => this.makePoint(plan, i, chosen)));
     if (hadFocus) this.focus(chosen);
   }
@@ -48,16 +50,21 @@ class PlanPlot {
     const parts = [];
     const bytes = byteStep(x.high - x.low, Math.max(Math.floor(width / 110), 2));
     for (let at = Math.ceil(x.low / bytes) * bytes; at <= x.high; at += bytes) {
-      parts.push(makeSvg("line", { class: "grid", x1: x.at(at), x2: x.at(at), y1: PLOT.top, y2: PLOT.height - PLOT.bottom }));
-      parts.push(makeSvg("text", { x: x.at(at), y: PLOT.height - PLOT.bottom + 15, "text-anchor": "middle" }, shortSize(at)));
+      parts.push(makeSvg("line",
+        { class: "grid", x1: x.at(at), x2: x.at(at), y1: PLOT.top, y2: PLOT.height - PLOT.bottom }));
+      parts.push(makeSvg("text", { x: x.at(at), y: PLOT.height - PLOT.bottom + 15, "text-anchor": "middle" },
+        shortSize(at)));
     }
     const time = decimalStep((y.high - y.low) / 5);
     for (let i = Math.ceil(y.low / time); i * time <= y.high; i++) {
-      parts.push(makeSvg("line", { class: "grid", x1: PLOT.left, x2: width - PLOT.right, y1: y.at(i * time), y2: y.at(i * time) }));
-      parts.push(makeSvg("text", { x: PLOT.left - 6, y: y.at(i * time) + 4, "text-anchor": "end" }, `${+(i * time).toPrecision(6)} ms`));
+      parts.push(makeSvg("line",
+        { class: "grid", x1: PLOT.left, x2: width - PLOT.right, y1: y.at(i * time), y2: y.at(i * time) }));
+      parts.push(makeSvg("text", { x: PLOT.left - 6, y: y.at(i * time) + 4, "text-anchor": "end" },
+        `${+(i * time).toPrecision(6)} ms`));
     }
     const title = `${plan.verb} at most; the vertical axis is the time of a step`;
-    parts.push(makeSvg("text", { x: (PLOT.left + width - PLOT.right) / 2, y: PLOT.height - 6, "text-anchor": "middle" }, title));
+    parts.push(makeSvg("text", { x: (PLOT.left + width - PLOT.right) / 2, y: PLOT.height - 6, "text-anchor": "middle" },
+      title));
     return parts;
   }
 
@@ -66,13 +73,15 @@ class PlanPlot {
     const { x, y } = this;
     const steps = points.slice(1).map((point, i) => `V${y.at(point.step_ms)}H${x.at(point.reserved)}`);
     const first = points[0];
-    return makeSvg("path", { class: "stairs", d: `M${width - PLOT.right},${y.at(first.step_ms)}H${x.at(first.reserved)}${steps.join("")}` });
+    return makeSvg("path",
+      { class: "stairs", d: `M${width - PLOT.right},${y.at(first.step_ms)}H${x.at(first.reserved)}${steps.join("")}` });
   }
 
   makeBudget({ capacity, gpu }) {
     const at = this.x.at(capacity);
     const isLeft = at > (this.x.at(this.x.low) + this.x.at(this.x.high)) / 2;
-    const text = { class: "budget", x: at + (isLeft ? -6 : 6), y: PLOT.top + 10, "text-anchor": isLeft ? "end" : "start" };
+    const text = { class: "budget", x: at + (isLeft ? -6 : 6), y: PLOT.top + 10, "text-anchor": isLeft ? "end"
+      : "start" };
     return [
       makeSvg("line", { class: "budget", x1: at, x2: at, y1: PLOT.top, y2: PLOT.height - PLOT.bottom }),
       makeSvg("text", text, `${gpu ?? "budget"} ${size(capacity)}`),
@@ -85,13 +94,16 @@ class PlanPlot {
     const x = this.x.at(point.reserved), y = this.y.at(point.step_ms);
     const focusable = isChosen || (chosen < 0 && i === 0);
     const mark = makeSvg("g", {
-      class: `point${point.is_plan && point.modules ? " is-plan" : ""}`, role: "radio", tabindex: focusable ? 0 : -1, "aria-checked": isChosen,
+      class: `point${point.is_plan && point.modules ? " is-plan" : ""}`, role: "radio", tabindex: focusable ? 0 : -1,
+        "aria-checked": isChosen,
       "aria-label": `${describePoint(plan, point)}. ${point.name || "Nothing is checkpointed"}`,
       "data-index": i, "data-bytes": point.reserved, "data-ms": point.step_ms,
-    }, makeSvg("circle", { class: "target", cx: x, cy: y, r: 14 }), makeSvg("circle", { class: "ring", cx: x, cy: y, r: 9 }),
+    }, makeSvg("circle", { class: "target", cx: x, cy: y, r: 14 }),
+      makeSvg("circle", { class: "ring", cx: x, cy: y, r: 9 }),
     makeSvg("circle", { class: "dot", cx: x, cy: y, r: 5 }));
     if (point.is_plan && point.modules) mark.append(makeSvg("text", { x: x + 12, y: y - 8 }, "the plan"));
-    mark.addEventListener("pointermove", (event) => showTooltip(planTooltip(plan, point), event.clientX, event.clientY));
+    mark.addEventListener("pointermove", (event) =>
+      showTooltip(planTooltip(plan, point), event.clientX, event.clientY));
     mark.addEventListener("pointerleave", hideTooltip);
     mark.addEventListener("focus", () => this.showTooltipOf(plan, i));
     mark.addEventListener("blur", hideTooltip);
@@ -102,7 +114,8 @@ class PlanPlot {
 
   /* The arrow keys choose the next point, as in every group of radio buttons. */
   handleKey(event, plan, i) {
-    const by = { ArrowLeft: 1, ArrowUp: 1, ArrowRight: -1, ArrowDown: -1 }[event.key]; /* The points go from right to left. */
+    /* The points go from right to left. */
+    const by = { ArrowLeft: 1, ArrowUp: 1, ArrowRight: -1, ArrowDown: -1 }[event.key];
     const isChosen = event.key === " " || event.key === "Enter";
     if (by === undefined && !isChosen) return;
     event.preventDefault();
@@ -130,9 +143,11 @@ function describePoint(plan, point) {
 function planTooltip(plan, point) {
   const shown = point.groups.slice(0, GROUPS_SHOWN);
   const parts = [make("div", "total", describePoint(plan, point))];
-  parts.push(make("div", "", point.modules ? `checkpoints ${counted(point.modules, "module")}:` : "nothing is checkpointed"));
+  parts.push(make("div", "", point.modules ? `checkpoints ${counted(point.modules, "module")}:`
+    : "nothing is checkpointed"));
   parts.push(...shown.map((group) => make("div", "fqn", bdi(group))));
-  if (shown.length < point.groups.length) parts.push(make("div", "note", `and ${point.groups.length - shown.length} more lines`));
+  if (shown.length < point.groups.length)
+    parts.push(make("div", "note", `and ${point.groups.length - shown.length} more lines`));
   return parts;
 }
 
@@ -149,6 +164,7 @@ function describePlan(page) {
   page.plans.draw(plan, chosen);
   const point = plan.points[Math.max(chosen, 0)];
   find("plan-title-of").textContent = chosen < 0 ? "" : describePoint(plan, point);
-  const groups = chosen < 0 ? [] : point.modules ? point.groups.map((group) => make("li", "fqn", bdi(group))) : [make("li", "", "nothing is checkpointed")];
+  const groups = chosen < 0 ? [] : point.modules ? point.groups.map((group) => make("li", "fqn", bdi(group)))
+    : [make("li", "", "nothing is checkpointed")];
   find("plan-groups").replaceChildren(...groups);
 }

@@ -19,7 +19,8 @@ class Plot extends View {
     return this.drawn[Math.min(Math.max(column, 0), this.columns - 1)];
   }
 
-  /* The same tick with the coordinate of the pixel, which is later than the tick's own if nothing has happened since. */
+  /* The same tick with the coordinate of the pixel, which is later than the tick's own if nothing has happened since.
+   * */
   pointAt(x) {
     const tick = this.drawnAt(x);
     const coordinate = this.coordinateAt(Math.min(Math.max(x, this.left), this.right));
@@ -102,7 +103,8 @@ class Plot extends View {
       context.lineTo(this.right, y);
       context.stroke();
       const text = shortSize(bytes);
-      this.texts.place("bytes", text, [{ x: this.axisLeft - 6 - this.texts.width(text, this.font), y }], this.textStyle());
+      this.texts.place("bytes", text, [{ x: this.axisLeft - 6 - this.texts.width(text, this.font), y }],
+        this.textStyle());
     }
   }
 
@@ -112,7 +114,8 @@ class Plot extends View {
     const step = decimalStep(((to - from) * 90) / (this.right - this.left));
     const bounds = { left: 0, right: this.right + MARGIN.right, top: 0, bottom: Infinity };
     for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
-      const text = this.axis === "time" ? timeLabel(at, step) : this.capture.momentOf(Math.round(at)).toLocaleString("en");
+      const text = this.axis === "time" ? timeLabel(at, step)
+        : this.capture.momentOf(Math.round(at)).toLocaleString("en");
       const x = this.x(at) - this.texts.width(text, this.font) / 2;
       this.texts.place("coordinate", text, [{ x, y: this.bottom + BAND + 14 }], this.textStyle(), bounds);
     }

@@ -1,4 +1,5 @@
-/* ranks_collectives.js - the collectives of all ranks: totals of each kind, and groups whose ranks launched different ones. */
+/* ranks_collectives.js - the collectives of all ranks: totals of each kind, and groups whose ranks launched different
+ * ones. */
 
 function showCollectiveTotals(totals) {
   const body = find("collective-totals").tBodies[0];
@@ -23,7 +24,8 @@ function showMismatches(mismatches, showRankOf) {
       Object.assign(row.dataset, { group, ranks, launched });
       body.append(row);
     });
-    if (more) body.append(make("tr", "", make("td"), make("td", "none", `and ${more.toLocaleString("en")} more`), make("td"), make("td")));
+    if (more) body.append(make("tr", "", make("td"), make("td", "none", `and ${more.toLocaleString("en")} more`),
+      make("td"), make("td")));
   }
 }
 

@@ -36,7 +36,8 @@ class HeatMap {
   /* Where the cells are, in CSS pixels. */
   area() {
     const box = this.base.getBoundingClientRect();
-    return { x: HEAT.left, y: HEAT.top, width: Math.max(box.width - HEAT.left - HEAT.right, 10), height: box.height - HEAT.top - HEAT.bottom };
+    return { x: HEAT.left, y: HEAT.top, width: Math.max(box.width - HEAT.left - HEAT.right, 10),
+      height: box.height - HEAT.top - HEAT.bottom };
   }
 
   /* The row and the column at a place of the element; null outside of the cells. */
@@ -64,7 +65,8 @@ class HeatMap {
     const image = new ImageData(columns, lines);
     const values = this.job.shades(axis, shade);
     for (let line = 0; line < lines; line++) {
-      const first = Math.floor((line * count) / lines), last = Math.max(Math.floor(((line + 1) * count) / lines), first + 1);
+      const first = Math.floor((line * count) / lines),
+        last = Math.max(Math.floor(((line + 1) * count) / lines), first + 1);
       for (let column = 0; column < columns; column++) {
         let value = NaN;
         for (let row = first; row < last; row++) {
@@ -93,7 +95,8 @@ class HeatMap {
   drawMissing(context, theme, area) {
     context.fillStyle = theme.pattern(context, theme.hatch);
     this.rows.forEach((each, row) => {
-      if (each.index < 0) context.fillRect(area.x, this.yOf(row, area), area.width, Math.max(area.height / this.rows.length, 1));
+      if (each.index < 0) context.fillRect(area.x, this.yOf(row, area), area.width,
+        Math.max(area.height / this.rows.length, 1));
     });
   }
 
@@ -102,7 +105,8 @@ class HeatMap {
     context.fillStyle = theme.alarm;
     this.rows.forEach((each, row) => {
       if (each.index >= 0 && !this.job.ranks[each.index].ok)
-        context.fillRect(area.x + area.width + 3, this.yOf(row, area), 6, Math.max(area.height / this.rows.length - 1, 1.5));
+        context.fillRect(area.x + area.width + 3, this.yOf(row, area), 6,
+          Math.max(area.height / this.rows.length - 1, 1.5));
     });
   }
 
@@ -121,7 +125,8 @@ class HeatMap {
       const x = area.x + part * area.width;
       context.fillRect(x, area.y + area.height, 1, 4);
       const half = context.measureText(text).width / 2;
-      context.fillText(text, Math.min(Math.max(x, area.x + half), area.x + area.width - half), area.y + area.height + 6);
+      context.fillText(text, Math.min(Math.max(x, area.x + half), area.x + area.width - half), area.y + area.height +
+        6);
     }
   }
 

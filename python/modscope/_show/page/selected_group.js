@@ -3,7 +3,8 @@
 
 const PLACE_ROWS = 6;
 
-/* What a group {by, key} holds at the page's moment: bytes and blocks; bytes by [category, module], stack, operator, line. */
+/* What a group {by, key} holds at the page's moment: bytes and blocks; bytes by [category, module], stack, operator,
+ * line. */
 function heldByGroup(page) {
   const { capture, group } = page;
   const mask = capture.templateMask(-1, group);
@@ -12,7 +13,8 @@ function heldByGroup(page) {
   capture.eachHeld(page.tick, page.device, (lifetime) => {
     const template = capture.template[lifetime];
     if (!mask[template]) return;
-    const bytes = capture.templateBytes[template], stack = capture.templateStack[template], place = capture.stacks.place(stack);
+    const bytes = capture.templateBytes[template], stack = capture.templateStack[template],
+      place = capture.stacks.place(stack);
     held.bytes += bytes;
     held.count++;
     add(held.owners, capture.modules.templateModule[template] * COUNT + capture.templateCategory[template], bytes);
@@ -57,13 +59,16 @@ function placeText(page, held) {
   const operators = byFallingBytes(held.operators);
   if (group.by === "line" && operators.length) {
     const named = operators.slice(0, 3).flatMap(([name, bytes], i) => {
-      return [i ? ", " : ", made by ", makeGroupLink(page, "operator", name), operators.length > 1 ? ` (${size(bytes)})` : ""];
+      return [i ? ", " : ", made by ", makeGroupLink(page, "operator", name), operators.length > 1 ? ` (${size(bytes)})`
+        : ""];
     });
     text.push(...named, operators.length > 3 ? `, and ${counted(operators.length - 3, "more operator")}` : "");
   }
   text.push(".");
-  const paths = new Set([...held.stacks.keys()].map((stack) => capture.stacks.place(stack).frames.map(describeFrame).join("\n")));
-  if (group.by === "line" && paths.size > 1) text.push(` ${paths.size} stacks of frames lead here; the one that holds most is shown.`);
+  const paths = new Set([...held.stacks.keys()].map((stack) =>
+    capture.stacks.place(stack).frames.map(describeFrame).join("\n")));
+  if (group.by === "line" && paths.size > 1)
+    text.push(` ${paths.size} stacks of frames lead here; the one that holds most is shown.`);
   return text;
 }
 
@@ -97,12 +102,14 @@ function fillSource(stacks, frame) {
   const box = find("place-code");
   box.hidden = !lines.length;
   box.replaceChildren(...lines.map(([number, text]) => {
-    const row = make("span", number === frame.line ? "marked" : "", make("i", "", `${number} `), bdi(clean(text.replaceAll("\t", "    "))), "\n");
+    const row = make("span", number === frame.line ? "marked" : "", make("i", "", `${number} `),
+      bdi(clean(text.replaceAll("\t", "    "))), "\n");
     row.dataset.line = number;
     if (number === frame.line) row.setAttribute("aria-current", "true");
     return row;
   }));
-  const isOnly = !stacks.haveFramesAbove ? "The frames above this line were not recorded: modscope run --stacks 8 keeps them." : "";
+  const isOnly = !stacks.haveFramesAbove
+    ? "The frames above this line were not recorded: modscope run --stacks 8 keeps them." : "";
   const name = bdi(clean(frame.shown));
   find("place-note").replaceChildren(...(note ? [name, `: ${note}. `] : []), isOnly);
 }
@@ -114,7 +121,8 @@ function fillPlaceLines(page, held, isLine) {
   const box = find("place-made");
   box.hidden = isLine || !page.capture.stacks.areKnown || !held.count;
   const rows = box.hidden ? [] : byFallingBytes(held.lines);
-  find("place-made-more").textContent = rows.length > PLACE_ROWS ? `and ${counted(rows.length - PLACE_ROWS, "more line")}` : "";
+  find("place-made-more").textContent = rows.length > PLACE_ROWS
+    ? `and ${counted(rows.length - PLACE_ROWS, "more line")}` : "";
   find("place-made-rows").tBodies[0].replaceChildren(...rows.slice(0, PLACE_ROWS).map(([key, bytes]) => {
     const row = make("tr");
     Object.assign(row.dataset, { key, bytes });
@@ -129,7 +137,8 @@ function fillOwners(page, held) {
   const { modules } = page.capture;
   const rows = byFallingBytes(held.owners);
   find("place-owners").hidden = !rows.length;
-  find("place-owners-more").textContent = rows.length > PLACE_ROWS ? `and ${counted(rows.length - PLACE_ROWS, "more owner")}` : "";
+  find("place-owners-more").textContent = rows.length > PLACE_ROWS
+    ? `and ${counted(rows.length - PLACE_ROWS, "more owner")}` : "";
   find("place-owners").tBodies[0].replaceChildren(...rows.slice(0, PLACE_ROWS).map(([owner, bytes]) => {
     const row = make("tr");
     const category = owner % COUNT, fqn = modules.fqn[Math.floor(owner / COUNT)];

@@ -23,7 +23,8 @@ class Series {
   by(grouping) {
     if (grouping.by === "category") return this;
     if (this.other?.templateGroup !== grouping.templateGroup) {
-      this.other = Object.assign(Object.create(Series.prototype), this, { templateGroup: grouping.templateGroup, groups: grouping.count, other: null });
+      this.other = Object.assign(Object.create(Series.prototype), this,
+        { templateGroup: grouping.templateGroup, groups: grouping.count, other: null });
       this.other.addUp();
     }
     return this.other;

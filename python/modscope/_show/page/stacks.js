@@ -8,7 +8,8 @@ const LOST_STACK = 1; /* of blocks that were made when the table of stacks was f
 class Place {
   constructor(frames, operator, node, isLost) {
     const [first] = frames;
-    Object.assign(this, { frames, operator, node, isLost, file: first?.file ?? null, function: first?.function ?? null, line: first?.line || null });
+    Object.assign(this, { frames, operator, node, isLost, file: first?.file ?? null, function: first?.function ?? null,
+      line: first?.line || null });
   }
 
   /* "train.py:41": the file without its folders. */
@@ -70,7 +71,8 @@ class Stacks {
     return new Place(read, operators[operator] ?? null, operators[node] ?? null, false);
   }
 
-  /* The source text around a line: {note, lines: [[number, text], ...]}. The note says why there is no text, or is null. */
+  /* The source text around a line: {note, lines: [[number, text], ...]}. The note says why there is no text, or is
+   * null. */
   source({ file, line }, around = 3) {
     const source = this.table?.sources[this.table.files.indexOf(file)];
     const lines = [];

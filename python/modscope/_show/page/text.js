@@ -1,4 +1,5 @@
-/* text.js - figures, times and names as text. Every function here is pure and says the same as its namesake in Python. */
+/* text.js - figures, times and names as text. Every function here is pure and says the same as its namesake in Python.
+ * */
 
 const CATEGORIES = ["Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Other"];
 const LETTERS = ["P", "B", "G", "A", "T", "O", "X"];
@@ -8,7 +9,8 @@ const STACKED = [0, 1, 5, 2, 3, 4, 6];
 const COUNT = CATEGORIES.length;
 /* Kinds by number, from 1, each with its category. */
 const KINDS = [
-  null, ["Sharded Param", 0], ["Unsharded Param", 0], ["Sharded Grad", 2], ["Unsharded Grad", 2], ["All Gather", 4], ["Reduce Scatter", 4],
+  null, ["Sharded Param", 0], ["Unsharded Param", 0], ["Sharded Grad", 2], ["Unsharded Grad", 2], ["All Gather", 4],
+    ["Reduce Scatter", 4],
   ["Inputs", 6], ["Bucket", 2], ["All Reduce", 4], ["Pipeline Buffer", 3],
 ];
 
@@ -17,8 +19,8 @@ const LONGEST = 4096; /* A name is shown with at most this many characters. */
 
 /* ---- figures ---- */
 
-/* toFixed, but a tie goes to the even digit, as in Python. A double lies exactly halfway between two decimals of `digits`
- * digits only if it is an odd multiple of 2 ** -(digits + 1). */
+/* toFixed, but a tie goes to the even digit, as in Python. A double lies exactly halfway between two decimals of
+ * `digits` digits only if it is an odd multiple of 2 ** -(digits + 1). */
 function fixed(value, digits) {
   const halves = value * 2 ** (digits + 1);
   if (!Number.isInteger(halves) || halves % 2 === 0) return value.toFixed(digits);
