@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from modscope._predict.epoch.steps_of_shapes import ReadAhead, Sampled, ShapedSteps
 from modscope._predict.result import Facts, Result, may_reserve_beside
 from modscope._read.load import Capture
-from modscope._virtual.certainty import FITS, certainty_of, judge
+from modscope._virtual.certainty import FITS, Judged, certainty_of, judge
 from modscope._virtual.gpus import Gpu
 
 EXPANDABLE = "expandable_segments:True"
@@ -88,7 +88,7 @@ class EpochAnswer:
         }
         return result
 
-    def _judged(self, gpu: Gpu, capacity: int, fits: bool) -> Result:
+    def _judged(self, gpu: Gpu, capacity: int, fits: bool) -> Judged:
         ranks = self._facts.get("ranks")
         communicators = ranks["communicator_bytes"] if ranks else 0
         reserved = self.unlimited["reserved_peak"]
