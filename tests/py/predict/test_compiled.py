@@ -232,3 +232,43 @@ def test_compiled_programs_of_several_ranks(tmp_path):
         assert ran.status == 0, ran.err
         assert result["compiled"]["uncompiled_graphs"] == 0 and result["compiled"]["graphs"] >= 2
         assert not result["compiled"]["graph_breaks"]
+
+
+def test_bodies_of_custom_operators_run(tmp_path):
+    text = """
+    def other_strides(x):
+        return torch.empty(x.shape[1], x.shape[0], device=x.device).t()
+    @torch.library.custom_op("mine::allocates", mutates_args=())
+    def allocates(x: torch.Tensor) -> torch.Tensor:
+        beside = torch.empty(64 << 20, dtype=torch.uint8, device=x.device)
+        return other_strides(x)
+    @torch.library.custom_op("mine::cannot", mutates_args=())
+    def cannot(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no driver")
+    for operator in (allocates, cannot):
+        operator.register_fake(torch.empty_like)
+    x = torch.ones(256, 128, device="cuda")
+    before = torch.cuda.memory_allocated()
+    y = torch.compile(lambda x: allocates(x + 1))(x)
+    print(torch.cuda.max_memory_allocated() - before >= 64 << 20, y.stride())
+    print(cannot(x).shape == x.shape)
+    """
+    ran, result = run(tmp_path, text)
+    assert ran.status == 0 and ran.out == "True (128, 1)\nTrue\n", ran.err
+    assert [note for note in result["notes"] if "fake kernel" in note] == [
+        "The fake kernel of a custom operator ran (mine::cannot), as the body cannot run here (RuntimeError: no driver): "
+        "what bodies allocate beside their results is not counted."
+    ]
+
+
+def test_random_operators_in_what_is_computed_again(tmp_path):
+    text = """
+    from torch.utils.checkpoint import checkpoint
+    heads = torch.ones(1, 2, 64, 64, device="cuda", requires_grad=True)
+    attention = lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+    torch.compile(lambda x: checkpoint(attention, x, use_reentrant=False))(heads).sum().backward()
+    print(heads.grad.shape)
+    """
+    ran, result = run(tmp_path, text)
+    assert ran.status == 0 and ran.out == "torch.Size([1, 2, 64, 64])\n", ran.err
+    assert result["compiled"]["uncompiled_graphs"] == 0

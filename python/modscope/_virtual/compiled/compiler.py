@@ -16,11 +16,13 @@ import torch
 from modscope._virtual.compiled import caches, kernels
 from modscope._virtual.compiled.counts import Counts
 from modscope._virtual.operators import operators
+from modscope._virtual.rules import convolution
 from modscope._virtual.time import times
 
 __all__ = ["Compiler"]
 
 _NEEDED_BY_DYNAMO = {
+    "torch._C": ("_conv_determine_backend_memory_format",),
     "torch._dynamo.config": ("automatic_dynamic_local_pgo",),
     "torch._dynamo.device_interface": ("CudaInterface.get_raw_stream",),
     "torch._dynamo.output_graph": ("GraphCompileReason.__post_init__", "OutputGraph.call_user_compiler"),
@@ -108,6 +110,16 @@ def _driver() -> Any:
             base.__init__(self)
 
     return VirtualDriver()
+
+
+def _format_of_convolution() -> Callable[..., torch.memory_format]:
+    """What fake tensors ask for the layout of a result. Where torch was built without cuDNN, it answers for the CPU."""
+    original: Callable[..., torch.memory_format] = torch._C._conv_determine_backend_memory_format
+
+    def format(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        return convolution.memory_format(input, weight) if input.is_cuda else original(input, weight, backend)
+
+    return format
 
 
 def _benchmark(benchmarker: Any, run_once: Callable[[], Any], *args: Any, **options: Any) -> Any:
@@ -219,6 +231,7 @@ class Compiler:
         if torch.distributed.is_available():  # virtual groups have no timeouts to extend
             groups: Any = torch.distributed.distributed_c10d
             undo.enter_context(_attributes(groups, {"_add_ephemeral_timeout_for_all_pgs": _nothing}))
+        undo.enter_context(_attributes(torch._C, {"_conv_determine_backend_memory_format": _format_of_convolution()}))
         undo.enter_context(self.counts.watched())
 
     def _inductor(self, undo: contextlib.ExitStack) -> None:

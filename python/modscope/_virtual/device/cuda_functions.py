@@ -211,6 +211,21 @@ class _Generator(torch.Generator):
         self.manual_seed(int(new_state.cpu().contiguous().view(torch.int64)[0]))
         return self
 
+    def clone_state(self) -> torch.Generator:
+        """Compiled code keeps such a copy for dropout in what is computed again, and needs the device's index."""
+        return _Generator(device=self.device)
+
+    def graphsafe_get_state(self) -> torch.Generator:
+        return self
+
+    def graphsafe_set_state(self, state: torch.Generator) -> torch.Generator:
+        return self
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        index: int | None = torch.Generator.device.__get__(self).index
+        return torch.device("cuda", index or 0)
+
     def get_offset(self) -> int:
         return 0
 

@@ -20,7 +20,7 @@ from modscope._virtual.device.environment import allocator_settings
 from modscope._virtual.device.memory import Memory
 from modscope._virtual.device.registration import INFERENCES, fakes_preferred, kernels_registered
 from modscope._virtual.gpus import Gpu, find_gpu
-from modscope._virtual.operators import known, operators
+from modscope._virtual.operators import bodies, known, operators
 from modscope._virtual.ranks import traffic
 from modscope._virtual.rules import attention, plans, recurrent, rules
 from modscope._virtual.time import times
@@ -168,9 +168,9 @@ class VirtualDevice:
         return self.memory.most_used(self.own)
 
     def notes(self) -> list[str]:
-        """Sentences about where sizes come from, and about other GPUs than its own that the program uses."""
+        """Sentences about where sizes come from, what ran by fake kernels, and other GPUs that the program uses."""
         found = plans.note()
-        return [*([found] if found else []), *self._notes_of_others()]
+        return [*([found] if found else []), *_fake_kernels(), *self._notes_of_others()]
 
     def _notes_of_others(self) -> list[str]:
         """A sentence if the program does not keep to its own GPU: on a real node, other ranks use the others."""
@@ -198,6 +198,26 @@ class VirtualDevice:
         atexit.unregister(_wait_for_backward_threads)
         operators.forget()
         known.forget_all()
+        bodies.forget()
+
+
+_MOST_NAMES = 3
+
+
+def _fake_kernels() -> list[str]:
+    """A sentence if custom operators ran by their fake kernels, though their bodies are in Python."""
+    if not bodies.why_fake:
+        return []
+    names = sorted(bodies.why_fake)
+    more = ", ..." if len(names) > _MOST_NAMES else ""
+    which = (
+        f"{len(names)} of {len(names) + len(bodies.ran)} custom operators" if len(names) > 1 else "a custom operator"
+    )
+    named = ", ".join(names[:_MOST_NAMES])
+    return [
+        f"The fake kernel{'s' if len(names) > 1 else ''} of {which} ran ({named}{more}), as the body cannot run here "
+        f"({bodies.why_fake[names[0]]}): what bodies allocate beside their results is not counted."
+    ]
 
 
 def _test(memory: Memory) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import importlib.machinery
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from modscope import _native
 from modscope._virtual.device import storages
-from modscope._virtual.operators import encoder, known, same_device, sparse, values, views
+from modscope._virtual.operators import bodies, encoder, known, same_device, sparse, values, views
 from modscope._virtual.rules import attention, batch_norm, convolution, losses, recurrent, sorting, torchvision
 from modscope._virtual.time import times
 
@@ -180,8 +181,8 @@ class _Extensions:
         for name in names - self._seen:
             self.replace(name)
 
-    def replace(self, name: str) -> None:
-        """``name``: namespace::name.overload."""
+    def replace(self, name: str, body: Callable[..., Any] | None = None) -> None:
+        """``name``: namespace::name.overload. ``body``: its kernel, where that is a function in Python."""
         self._seen.add(name)
         namespace, _, rest = name.partition("::")
         if namespace in ("aten", *KEPT):
@@ -189,6 +190,8 @@ class _Extensions:
         if namespace not in self._libraries:
             self._libraries[namespace] = torch._C._dispatch_library("IMPL", namespace, "")
         kernel: Callable[..., Any] = torchvision.KERNELS.get(name) or _resolved_at_call(name)
+        if body is not None and name not in torchvision.KERNELS:
+            kernel = bodies.kernel(name, body, kernel)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that a kernel is replaced
             self._libraries[namespace].impl(rest, "CUDA", _native.operator_kernel(kernel, name), False)
@@ -196,13 +199,15 @@ class _Extensions:
     def replace_custom(self, of: Any, *_: Any) -> None:
         """An operator of torch.library.custom_op, whose kernel may be for every device."""
         if of._abstract_fn is not None:
-            self.replace(of._qualname)
+            functions = vars(of)["_backend_fns"]
+            self.replace(of._qualname, functions.get("cuda") or functions.get(None))
 
     def replace_in(self, library: Any, op: Any, fn: Any, key: str = "", *_: Any) -> None:
         """What was registered by torch.library.Library.impl."""
         if (key or library.dispatch_key) == "CUDA":
             name = op.name() if isinstance(op, torch._ops.OpOverload) else str(op)
-            self.replace(name if "::" in name else f"{library.ns}::{name}")
+            body = fn if isinstance(fn, types.FunctionType) else None
+            self.replace(name if "::" in name else f"{library.ns}::{name}", body)
 
     def reset(self) -> None:
         for library in self._libraries.values():

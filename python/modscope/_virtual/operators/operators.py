@@ -184,6 +184,8 @@ def infer_on_meta(op: Any, args: Any, kwargs: Any) -> Any:
         with fakes.sizes_known(meta_args):
             return _spec(function(*meta_args, **{name: _meta_argument(a) for name, a in kwargs.items()}))
     except RuntimeError as error:  # NotImplementedError is one
+        if isinstance(out := kwargs.get("out"), torch.Tensor) and isinstance(error, NotImplementedError):
+            return _spec(out)  # some operators have a meta kernel for new results only
         if not isinstance(error, KernelError) and (
             isinstance(error, NotImplementedError) or "no fake impl" in str(error)
         ):

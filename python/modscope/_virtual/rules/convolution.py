@@ -17,7 +17,7 @@ from modscope._virtual.operators.operators import Workspace, WorkspaceEvent
 from modscope._virtual.rules import plans
 from modscope._virtual.rules.rules import GpuAndTorch, all_rules, doubt, rule
 
-__all__ = ["INFERENCES", "Convolution", "from_similar", "workspace"]
+__all__ = ["INFERENCES", "Convolution", "from_similar", "memory_format", "workspace"]
 
 _FORWARD, _OF_INPUT, _OF_WEIGHT = 0, 1, 2
 _RESULT: WorkspaceEvent = ("result", 0)
@@ -238,7 +238,7 @@ def _find_workspace(gpu: GpuAndTorch, call: Convolution, asked: plans.Asked) -> 
 # ---- layouts ----
 
 
-def _format(input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+def memory_format(input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """The layout that cuDNN works in: channels last where the input or the weight is."""
     from torch._prims_common import suggest_memory_format
 
@@ -261,13 +261,13 @@ def _in_format(spec: Any, format: torch.memory_format) -> Any:
 
 def _forward_results(args: Any, kwargs: Any) -> Any:
     spec = operators.infer_on_meta(torch.ops.aten.convolution.default, args, kwargs)
-    format = _format(args[0], args[1])
+    format = memory_format(args[0], args[1])
     return spec if format == torch.contiguous_format or len(spec[0]) < 4 else _in_format(spec, format)
 
 
 def _backward_results(args: Any, kwargs: Any) -> Any:
     specs = operators.infer_on_meta(torch.ops.aten.convolution_backward.default, args, kwargs)
-    format = _format(args[1], args[2])
+    format = memory_format(args[1], args[2])
     if format == torch.contiguous_format:
         return specs
     return [_in_format(spec, format) if spec is not None and len(spec[0]) >= 4 else spec for spec in specs]
@@ -346,7 +346,7 @@ def _is_native_depthwise(gpu: GpuAndTorch, input: torch.Tensor, weight: torch.Te
     return (
         groups > 1
         and groups == input.size(1)
-        and _format(input, weight) == torch.contiguous_format
+        and memory_format(input, weight) == torch.contiguous_format
         and input.dim() <= 4
     )
 
@@ -362,7 +362,7 @@ def _forward(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace:
     input, weight, _, stride, padding, dilation, transposed, _, groups = args
     if _like_batch_of_one(input, weight) or weight.dtype not in _DTYPES:
         return None
-    format = _format(input, weight)
+    format = memory_format(input, weight)
     events = [*_copy(input, format)]
     if _is_native_depthwise(gpu, input, weight, groups) and not transposed:
         return [*events, _RESULT] if events else None
@@ -385,7 +385,7 @@ def _backward(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace
     grad, input, weight, _, stride, padding, dilation, transposed, _, groups, mask = args
     if _like_batch_of_one(input, weight) or weight.dtype not in _DTYPES:
         return None
-    format = _format(input, weight)
+    format = memory_format(input, weight)
     last = format != torch.contiguous_format
     native = _is_native_depthwise(gpu, input, weight, groups) and not transposed
     events = [*(_copy(input, format) if mask[1] else []), *_copy(grad, format)]

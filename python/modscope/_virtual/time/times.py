@@ -24,6 +24,7 @@ __all__ = [
     "compiled",
     "delay",
     "installed",
+    "is_compiled",
     "kernel_seconds",
     "launch",
     "now",
@@ -273,6 +274,11 @@ def run_kernel(seconds: float) -> None:
 
 
 _in_compiled = False
+
+
+def is_compiled() -> bool:
+    """Whether operators are launched by code that Inductor generated."""
+    return _in_compiled
 
 
 @contextlib.contextmanager
