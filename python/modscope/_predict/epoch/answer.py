@@ -97,7 +97,7 @@ class EpochAnswer:
         if self._is_partial() and fits:
             return {"verdict": FITS, "margin": sure.margin, "why": ""}
         verdict = judge(sure, capacity - reserved, capacity, fits, 0, lambda room: self._fits_with(room, gpu))
-        return verdict.as_json()
+        return {**verdict.as_json()}
 
     def _fits_with(self, capacity: int, gpu: Gpu) -> bool:
         found = self._replay(capacity=capacity, total_memory=gpu.memory, first_only=True)
