@@ -156,7 +156,8 @@ static size_t count_allocations(const uint64_t *log, size_t count)
     return allocations;
 }
 
-/* MS_EDEVICE: allocation *number, of *bytes, failed. MS_EINVAL: the log frees what it did not allocate. */
+/* MS_EDEVICE: allocation *number, of *bytes, failed. MS_EINVAL: the log frees what it did not allocate, or
+ * has an entry of no kind. */
 static int replay_log(ms_allocator *allocator, const uint64_t *log, size_t count, ms_allocation **made, size_t *number,
                       uint64_t *bytes)
 {
@@ -185,8 +186,10 @@ static int replay_log(ms_allocator *allocator, const uint64_t *log, size_t count
         case MS_LOG_STREAM:
             stream = value;
             break;
-        default:
+        case MS_LOG_OPERATOR:
             break;
+        default:
+            return MS_EINVAL;
         }
         if (error)
             return error;

@@ -120,6 +120,9 @@ The result of a prediction on one GPU has these keys; bytes are ints.
   torch, allocator                  whose rules, and PYTORCH_CUDA_ALLOC_CONF
   bytes_without_rule                bytes of operators without a rule
   notes, capture                    what was done in another way; the capture's path
+  compiled                          null, or what torch.compile compiled: graphs,
+                                    graph_breaks, recompiles, and why some or all
+                                    ran uncompiled
   ranks                             with --ranks: size, rank, per_node, NCCL's
                                     communicators and their bytes, bytes by
                                     collective

@@ -264,7 +264,7 @@ def test_bash_completes_commands_options_and_gpus(modscope, tmp_path):
 
     assert completed("modscope", "su") == ["summary"]
     assert completed("modscope", "predict", "--ranks-") == ["--ranks-per-node"]
-    assert completed("modscope", "fit", "run.msc", "--gpu", "rtx4") == ["rtx4090"]
+    assert completed("modscope", "fit", "run.msc", "--gpu", "rtx409") == ["rtx4090"]
     assert completed("modscope", "summary", "run.m") == [], "files are bash's own"
 
 

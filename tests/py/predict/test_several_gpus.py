@@ -103,8 +103,10 @@ def test_a_replay_of_something_else_is_refused():
     allocator = _capture.Allocator()
     assert allocator.replay(b"") is None
     with pytest.raises(ValueError, match="this is not the log of a virtual GPU"):
-        allocator.replay((5 << 2 | 1).to_bytes(8, "little"))
+        allocator.replay((5 << 3 | 1).to_bytes(8, "little"))  # frees the sixth allocation
+    with pytest.raises(ValueError, match="this is not the log of a virtual GPU"):
+        allocator.replay((7).to_bytes(8, "little"))
     with pytest.raises(TypeError):
         allocator.replay("text")
     small = _capture.Allocator(capacity=10 << 20)
-    assert small.replay((4 << 20 << 2).to_bytes(8, "little") + (20 << 20 << 2).to_bytes(8, "little")) == (0, 4 << 20)
+    assert small.replay((4 << 20 << 3).to_bytes(8, "little") + (20 << 20 << 3).to_bytes(8, "little")) == (0, 4 << 20)
