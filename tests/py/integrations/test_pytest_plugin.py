@@ -174,7 +174,7 @@ def test_a_test_on_a_virtual_gpu_fails_by_its_limit_and_says_where_the_memory_is
         )
     )
     assert part(output, "test_uses_no_gpu").strip().startswith("The test used no GPU: put its model and its data on")
-    assert "/modscope/" not in part(output, "test_out_of_memory") and "nn.Linear(1 << 16" in part(
+    assert "site-packages/modscope/" not in part(output, "test_out_of_memory") and "nn.Linear(1 << 16" in part(
         output, "test_out_of_memory"
     )
     assert "It is too close to tell whether the test fits the GPU of " in part(output, "test_too_close")
