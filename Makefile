@@ -29,7 +29,7 @@ GPU_PATH  = $(CURDIR)/build/gpu$(if $(PYTHONPATH),:$(PYTHONPATH))
         bench bench-ranks-reading bench-models bench-predict bench-fit bench-plan bench-ranks \
         trainers readers extras option-tables fmt san san-py fuzz \
         lint layers types style lint-format lint-tidy lint-cppcheck lint-gcc lint-clang lint-aarch64 \
-        gpu-check gpu-check-build gpu-bench-fit gpu-bench-plan $(GPU)
+        gpu-check gpu-check-build gpu-bench-fit gpu-bench-plan gpu-bench-compiled $(GPU)
 
 include tools/c.mk tools/py.mk tools/wheel.mk
 
@@ -214,6 +214,9 @@ gpu-bench-fit: gpu-check-build ## levers of fit beside runs with the lever appli
 
 gpu-bench-plan: gpu-check-build ## plans of captures of the GPU beside runs with them; JOBS=jobs.py, ONLY="names"
 	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/plan_gpu.py $(JOBS) $(if $(ONLY),--only $(ONLY))
+
+gpu-bench-compiled: gpu-check-build ## compiled jobs on the GPU beside their predictions; ONLY="names"
+	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/compiled_gpu.py $(if $(ONLY),--only $(ONLY))
 
 gpu-check-build:
 	$(call check-python,$(PYTHON))
