@@ -27,10 +27,11 @@ SUITE_mem_tracker := tests/py/trackers/mem_tracker
 SUITE_trackers := tests/py/trackers/module_tracker $(wildcard tests/py/torch/test_*.py)
 SUITE_ranks := $(addprefix tests/py/,trackers/fsdp_mem_tracker virtual/ranks job)
 SUITE_cli := $(addprefix tests/py/,cli read export)
-SUITE_predict := $(addprefix tests/py/,predict plan)
+SUITE_compiled := $(addprefix tests/py/predict/,test_compiled.py test_epoch.py) tests/py/plan
+SUITE_predict := $(filter-out $(SUITE_compiled),$(wildcard tests/py/predict/test_*.py))
 SUITE_virtual := $(wildcard tests/py/virtual/test_*.py) tests/py/fit
 SUITE_record := $(addprefix tests/py/,record torch/lines)
-SUITE_GROUPS := page looks mem_tracker ranks cli predict virtual record trackers
+SUITE_GROUPS := predict compiled page looks mem_tracker ranks cli virtual record trackers
 SUITE := $(SUITE_GROUPS:%=suite-%) suite-small
 SUITE_NAMED := $(foreach group,$(SUITE_GROUPS),$(SUITE_$(group)))
 SUITE_small := $(filter-out $(SUITE_NAMED) $(SUITE_NAMED:%=%/%),$(shell find tests/py -name 'test_*.py' | sort))
