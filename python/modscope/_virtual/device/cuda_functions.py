@@ -80,6 +80,7 @@ def _device_functions(gpu: Gpu, count: int) -> dict[str, Any]:
         "_cuda_getDevice": lambda: _native.virtual_device(),
         "_cuda_setDevice": lambda index: _set_device(index),
         "_accelerator_setDeviceIndex": lambda index: _set_device(index),
+        "_accelerator_getDefaultGenerator": lambda index: torch.cuda.default_generators[_index(index)],
         "_cuda_exchangeDevice": _exchange_device,
         "_cuda_maybeExchangeDevice": lambda index: _exchange_device(index),  # dynamo refuses the same function twice
         "_cuda_synchronize": lambda *_: times.wait(),

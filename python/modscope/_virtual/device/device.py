@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import platform
 import sys
@@ -41,6 +42,15 @@ _HAS_RUN_BACKWARD = (
 )
 
 
+def _is_driver_loaded() -> bool:
+    """Without it no GPU can be in use, even if torch believes it, as after an earlier virtual device."""
+    try:
+        ctypes.CDLL("libcuda.so.1", os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return False
+    return True
+
+
 def _refusal() -> str | None:
     """Why no virtual GPU can be installed in this process, as far as that can be told before."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
@@ -51,7 +61,7 @@ def _refusal() -> str | None:
         return f"a virtual GPU needs torch 2.6 or newer, not {torch.__version__}"
     if torch.version.hip:
         return "a virtual GPU needs a torch for CUDA or for the CPU, not for ROCm"
-    if torch.backends.cuda.is_built() and torch.cuda.is_initialized():
+    if torch.backends.cuda.is_built() and torch.cuda.is_initialized() and _is_driver_loaded():
         return "CUDA is in use in this process: install the virtual GPU before the first use of CUDA"
     return None
 
