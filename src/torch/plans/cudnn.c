@@ -197,8 +197,8 @@ static bool make_tensor(const mst_convolution *asked, const int64_t *sizes, int6
 
 static bool make_convolution(const mst_convolution *asked, descriptor *made)
 {
-    int64_t spatial = asked->spatial;
     int count = asked->spatial;
+    int64_t spatial = count;
     /* sums of 16-bit types are made in float32 */
     int type = asked->type == MST_FLOAT64 ? type_of(asked) : 0;
     return cudnn.create(CONVOLUTION, made) == 0 && set_one(*made, CONVOLUTION_TYPE, DATA_TYPE, type) &&

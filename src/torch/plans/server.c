@@ -22,12 +22,20 @@ struct hello {
     char reason[MST_REASON]; /* where the version is 0 */
 };
 
+/* The library stays until the process ends. Returns whether it is there. */
+static bool load_for_all(const char *path, int mode)
+{
+    static void *latest;
+    latest = dlopen(path, RTLD_LAZY | RTLD_GLOBAL | mode);
+    return latest != NULL;
+}
+
 /* cuDNN opens the driver's library to load the kernels of some plans. Where there is none, it finds ours, which says
  * that each is loaded: that one has the driver's name inside. */
 static void load_driver(const char *ours)
 {
-    if (!dlopen("libcuda.so.1", RTLD_LAZY | RTLD_GLOBAL | RTLD_NOLOAD))
-        dlopen(ours, RTLD_LAZY | RTLD_GLOBAL);
+    if (!load_for_all("libcuda.so.1", RTLD_NOLOAD))
+        (void)load_for_all(ours, 0);
 }
 
 /* The libraries that cuDNN opens by their names are in folders that it does not search. `paths`: one a line. */
@@ -37,7 +45,7 @@ static void load_before(const char *paths)
         size_t length = strcspn(path, "\n");
         char *one = strndup(path, length);
         if (one && *one)
-            dlopen(one, RTLD_LAZY | RTLD_GLOBAL);
+            (void)load_for_all(one, 0);
         free(one);
         path += length + (path[length] == '\n');
     }
