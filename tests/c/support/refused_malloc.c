@@ -2,6 +2,7 @@
 #include "refused_malloc.h"
 #include "runner.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -16,12 +17,13 @@ void __wrap_free(void *memory);
 
 static long until_refused; /* allocations until one is refused; 0: none is */
 static bool is_refused;
-static long live; /* blocks that are not freed yet; only differences count */
+static atomic_long live; /* blocks that are not freed yet; only differences count. Threads of captures free, too */
 
 static bool refuse(void)
 {
     bool now = until_refused && --until_refused == 0;
-    is_refused |= now;
+    if (now)
+        is_refused = true;
     return now;
 }
 
