@@ -1,6 +1,7 @@
 /* test_writer.c - a capture, read back with the reader, agrees with the ledger that it recorded. */
 #include "writer_scene.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -99,6 +100,51 @@ TEST(a_capture_that_begins_late_knows_what_was_there)
     ms_call_leave(program.thread, program.seq);
     run(&program, 10);
     end_capture(capture);
+    check_file(fd);
+    close_scene();
+}
+
+static const char *name_in(ms_reader *reader, ms_path path)
+{
+    ms_path parent;
+    uint32_t nth;
+    return ms_reader_path(reader, path, &parent, &nth);
+}
+
+TEST(a_capture_has_the_names_of_those_older_modules_that_it_mentions)
+{
+    open_all(NULL);
+    program = program_open(7);
+    ms_path outer, inner, last, unused[200];
+    CHECK_EQ(ms_path_add(watch, MS_GLOBAL, "outer", &outer), MS_OK);
+    CHECK_EQ(ms_path_add(watch, outer, "outer.inner", &inner), MS_OK);
+    for (int i = 0; i < 200; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "a_module_that_ran_before.%d", i);
+        CHECK_EQ(ms_path_add(watch, MS_GLOBAL, name, &unused[i]), MS_OK);
+    }
+    CHECK_EQ(ms_path_add(watch, MS_GLOBAL, "last", &last), MS_OK);
+    fd = new_file();
+    capture = begin_capture(fd);
+    for (int round = 0; round < 2; round++) { /* the second finds the names in the file */
+        ms_call_enter(program.thread, round ? last : inner, program.seq);
+        change_block(&program);
+        ms_call_leave(program.thread, program.seq);
+        ms_capture_flush(capture);
+    }
+    ms_path newer;
+    CHECK_EQ(ms_path_add(watch, outer, "outer.newer", &newer), MS_OK);
+    CHECK_EQ(ms_path_show_as(watch, unused[1], "another_name_of_it"), MS_OK);
+    CHECK_EQ(ms_path_show_as(watch, inner, "generator.inner"), MS_OK);
+    ms_capture_status status = end_capture(capture);
+    CHECK(status.bytes < 2048); /* with the 200 names it has 7,000 */
+    ms_reader *reader = open_reader(fd);
+    CHECK(strcmp(name_in(reader, outer), "outer") == 0);
+    CHECK(strcmp(name_in(reader, inner), "generator.inner") == 0);
+    CHECK(strcmp(name_in(reader, last), "last") == 0);
+    CHECK(strcmp(name_in(reader, newer), "outer.newer") == 0);
+    CHECK(strcmp(name_in(reader, unused[0]), "?") == 0 && strcmp(name_in(reader, unused[1]), "?") == 0);
+    ms_reader_close(reader);
     check_file(fd);
     close_scene();
 }

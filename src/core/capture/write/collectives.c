@@ -57,6 +57,7 @@ static void encode_collective(ms_capture *capture, const ms_thread *thread, cons
                                                 : thread         ? ms__path_of(thread)
                                                                  : MS_GLOBAL};
     uint32_t phase = thread ? (uint32_t)ms__phase(thread) : (uint32_t)MS_IDLE;
+    ms__mention_path(capture, now.path);
     at = ms__put_varint(at, ((uint32_t)collective->kind + 1) << MS__COLLECTIVE_PHASE_BITS | phase);
     at = ms__put_varint(at, now.event - before->event);
     at = ms__put_zigzag(at, (int64_t)(now.time - before->time));

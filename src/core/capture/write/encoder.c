@@ -55,7 +55,7 @@ static void encode_add(ms_capture *capture, const ms_thread *thread, ms_phase ph
     }
     if (explicit) {
         *at++ = ms__attributes(block->category, block->outside, phase);
-        at = ms__put_relative(at, &capture->path, block->path);
+        at = ms__put_path(capture, at, block->path);
     }
     ms__end_event(capture, at);
     ms__capture_stack(capture, *ms__block_stack(&capture->ledger->blocks, number));
@@ -93,7 +93,7 @@ MS__HOT void ms__capture_claim(ms_ledger *ledger, uint32_t number, uint32_t cate
             continue;
         at = ms__put_relative(at, &capture->slot, number);
         *at++ = ms__attributes(category, false, 0);
-        at = ms__put_relative(at, &capture->path, path);
+        at = ms__put_path(capture, at, path);
         at = ms__put_varint(at, capture->event - since_event);
         if (!from_now_on && since_event < capture->oldest_claimed)
             capture->oldest_claimed = since_event;

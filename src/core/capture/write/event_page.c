@@ -1,4 +1,5 @@
-/* event_page.c - opening and closing the page that events go to, and losing events where there is none. */
+/* event_page.c - opening and closing the page that events go to, losing events where there is none, and which paths the
+ * events mention. */
 #include "core/capture/write/event_page.h"
 
 /* A lost event still consumes a number, so readers can detect the gap, even if the key frame after it is damaged. */
@@ -33,6 +34,17 @@ void ms__capture_start_losing(ms_capture *capture)
     ms__capture_close_page(capture);
     capture->losing = true;
     ms__capture_lose_event(capture);
+}
+
+void ms__mention_older_path(ms_capture *capture, ms_path path)
+{
+    for (uint64_t bit; path > MS_UNKNOWN; path = ms_path_parent(capture->watch, path)) {
+        uint64_t mentioned = MS__PEEK(capture->mentioned[path / 64]);
+        bit = UINT64_C(1) << path % 64;
+        if (mentioned & bit)
+            return; /* so are its parents */
+        MS__STORE(capture->mentioned[path / 64], mentioned | bit);
+    }
 }
 
 bool ms__capture_open_page(ms_capture *capture)

@@ -18,6 +18,17 @@ void ms__capture_lose_event(ms_capture *capture);
  * refer to. */
 void ms__capture_start_losing(ms_capture *capture);
 
+/* The path is older than the capture, and the file mentions it from now on: it needs the path's and its parents' names.
+ */
+void ms__mention_older_path(ms_capture *capture, ms_path path);
+
+/* Call this for each path that is written, so that the file names it. Newer paths are all named. */
+MS__INLINE void ms__mention_path(ms_capture *capture, ms_path path)
+{
+    if (path < capture->older_paths && !(MS__PEEK(capture->mentioned[path / 64]) >> path % 64 & 1))
+        ms__mention_older_path(capture, path);
+}
+
 /* Write the first byte of an event, and the time if `now` is later than the event before. Returns where the rest goes;
  * NULL if the event is lost. */
 MS__INLINE uint8_t *ms__begin_event_at(ms_capture *capture, uint32_t first, uint64_t now)
@@ -64,6 +75,12 @@ MS__INLINE uint8_t *ms__put_relative(uint8_t *at, uint32_t *latest, uint32_t val
     at = ms__put_zigzag(at, (int64_t)value - (int64_t)*latest);
     *latest = value;
     return at;
+}
+
+MS__INLINE uint8_t *ms__put_path(ms_capture *capture, uint8_t *at, ms_path path)
+{
+    ms__mention_path(capture, path);
+    return ms__put_relative(at, &capture->path, path);
 }
 
 #endif

@@ -35,7 +35,7 @@ static bool continue_truncated(ms_capture *capture, uint64_t bytes_left)
     ms__file_head_put(head);
     if (pwrite(capture->fd, head, sizeof head, 0) == (ssize_t)sizeof head) {
         MS__STORE(capture->bytes, sizeof head);
-        capture->paths_written = 0; /* All paths are written again, by the names that they have then. */
+        ms__file_forget_names(capture); /* All are written again, as they are then. */
         capture->devices_written = 0;
         capture->stacks_written = 0;
     }
@@ -162,32 +162,76 @@ static bool append_built(const struct builder *builder, enum ms__chunk_kind kind
 
 /* ---- chunks ---- */
 
-/* The first path that the file does not name yet, or names otherwise than it is shown now. */
-static ms_path first_unwritten(const ms_capture *capture, const struct ms__rename *latest)
+/* The file does not have the names of paths that were renamed. Renames are rare, so all newer paths from the first one
+ * that changed are written again. */
+static void forget_renamed(ms_capture *capture, const struct ms__rename *latest)
 {
-    ms_path first = capture->paths_written;
-    for (const struct ms__rename *rename = latest; rename != capture->renames_written; rename = rename->older)
-        first = rename->path < first ? rename->path : first;
-    return first;
+    for (const struct ms__rename *rename = latest; rename != capture->renames_written; rename = rename->older) {
+        if (rename->path < capture->older_paths)
+            capture->older_written[rename->path / 64] &= ~(UINT64_C(1) << rename->path % 64);
+        else if (rename->path < capture->paths_written)
+            capture->paths_written = rename->path;
+    }
 }
 
-/* Renames are rare, so all paths from the first one that changed are written again. */
+void ms__file_forget_names(ms_capture *capture)
+{
+    capture->paths_written = 0;
+    if (capture->older_written)
+        memset(capture->older_written, 0, (capture->older_paths / 64 + 1) * sizeof *capture->older_written);
+}
+
+/* Whether the file needs the path's name. From now on it has the name. */
+static bool take_needed(ms_capture *capture, ms_path path)
+{
+    uint64_t bit = UINT64_C(1) << path % 64;
+    if (path < capture->older_paths && !(MS__LOAD(capture->mentioned[path / 64]) & bit))
+        return false;
+    if (path < capture->older_paths)
+        capture->older_written[path / 64] |= bit;
+    return true;
+}
+
+/* Name the paths from `first` up to `end`. An older path that is not mentioned gets an empty name. */
+static bool append_range(ms_capture *capture, const struct ms__chunk_head *next, ms_path first, ms_path end)
+{
+    const ms_watch *watch = capture->watch;
+    struct builder builder = new_builder(capture);
+    build_number(&builder, first);
+    for (ms_path path = first; path < end; path++) {
+        bool needed = take_needed(capture, path);
+        build_number(&builder, needed ? ms_path_parent(watch, path) : MS_GLOBAL);
+        build_number(&builder, needed ? ms__path_nth(watch, path) : 0);
+        build_string(&builder, needed ? ms_path_shown(watch, path) : "");
+    }
+    if (append_built(&builder, MS__CHUNK_NAMES, next->event, next->time))
+        return true;
+    ms__file_forget_names(capture);
+    return false;
+}
+
+/* Name the older paths that are mentioned for the first time, if there are any. */
+static bool append_older(ms_capture *capture, const struct ms__chunk_head *next)
+{
+    ms_path first = capture->older_paths, end = 0;
+    for (ms_path path = 0; path < capture->older_paths; path += 64) {
+        uint64_t added = MS__LOAD(capture->mentioned[path / 64]) & ~capture->older_written[path / 64];
+        if (!added)
+            continue;
+        first = end ? first : path + (ms_path)__builtin_ctzll(added);
+        end = path + 64 - (ms_path)__builtin_clzll(added);
+    }
+    return !end || append_range(capture, next, first, end);
+}
+
 bool ms__file_append_names(ms_capture *capture, const struct ms__chunk_head *next)
 {
     const ms_watch *watch = capture->watch;
     const struct ms__rename *latest = atomic_load_explicit(&watch->paths.renames, memory_order_acquire);
     uint32_t count = ms_path_count(watch);
-    ms_path first = first_unwritten(capture, latest);
-    if (first == count)
-        return true;
-    struct builder builder = new_builder(capture);
-    build_number(&builder, first);
-    for (ms_path path = first; path < count; path++) {
-        build_number(&builder, ms_path_parent(watch, path));
-        build_number(&builder, ms__path_nth(watch, path));
-        build_string(&builder, ms_path_shown(watch, path));
-    }
-    if (!append_built(&builder, MS__CHUNK_NAMES, next->event, next->time))
+    forget_renamed(capture, latest);
+    ms_path first = capture->paths_written;
+    if ((first && !append_older(capture, next)) || (first < count && !append_range(capture, next, first, count)))
         return false;
     capture->paths_written = count;
     capture->renames_written = latest;

@@ -1,5 +1,5 @@
 /* key_frame.c - key frames: chunks that describe everything held at one moment, so that reading can start there. */
-#include "core/capture/write/writer.h"
+#include "core/capture/write/event_page.h"
 #include "core/ledger/block_table.h"
 
 /* A key frame that is being built in a page of its own. */
@@ -44,6 +44,7 @@ static bool put_threads(ms_capture *capture, struct key_frame *frame)
         frame->at = ms__put_varint(frame->at, i);
         frame->at = ms__put_varint(frame->at, position->id);
         frame->at = ms__put_varint(frame->at, position->phase);
+        ms__mention_path(capture, position->path);
         frame->at = ms__put_varint(frame->at, position->path);
     }
     return true;
@@ -82,6 +83,7 @@ static bool put_blocks(ms_capture *capture, struct key_frame *frame)
         frame->at = ms__put_varint(frame->at, block->bytes);
         frame->at = ms__put_varint(frame->at, block->device);
         *frame->at++ = ms__attributes(block->category, block->outside, origin.phase);
+        ms__mention_path(capture, block->path);
         frame->at = ms__put_varint(frame->at, block->path);
         frame->at = ms__put_varint(frame->at, capture->event - origin.since_event);
         frame->at = ms__put_varint(frame->at, capture->ledger->step - origin.step);

@@ -33,7 +33,7 @@ MS__HOT void ms__write_position(ms_capture *capture, const struct ms__thread_pos
 {
     uint8_t *at = ms__begin_event_at(capture, MS_OP_POSITION | (uint32_t)position->phase << MS__POSITION_PHASE, now);
     if (at)
-        ms__end_event(capture, ms__put_relative(at, &capture->path, position->path));
+        ms__end_event(capture, ms__put_path(capture, at, position->path));
 }
 
 void ms__write_deferred_position(ms_capture *capture, struct ms__thread_position *position)

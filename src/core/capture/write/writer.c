@@ -205,6 +205,23 @@ bool ms_capture_resume(ms_capture *capture)
 
 /* ---- beginning and ending ---- */
 
+/* The process may have used other models before. A capture names those of their modules that it mentions. */
+static bool begin_names(ms_capture *capture)
+{
+    uint32_t paths = ms_path_count(capture->watch);
+    size_t bytes = (paths / 64 + 1) * sizeof(uint64_t);
+    capture->mentioned = ms__alloc(capture->watch, bytes);
+    capture->older_written = ms__alloc(capture->watch, bytes);
+    if (!capture->mentioned || !capture->older_written)
+        return false;
+    for (uint32_t word = 0; word <= paths / 64; word++)
+        atomic_init(&capture->mentioned[word], 0);
+    MS__STORE(capture->mentioned[0], UINT64_C(1) << MS_GLOBAL | UINT64_C(1) << MS_UNKNOWN);
+    memset(capture->older_written, 0, bytes);
+    capture->older_paths = paths;
+    return true;
+}
+
 static ms_capture *new_capture(ms_ledger *ledger, int fd)
 {
     ms_capture *capture = ms__alloc(ledger->watch, sizeof *capture);
@@ -228,6 +245,8 @@ static void free_capture(ms_capture *capture)
     ms_watch *watch = capture->watch;
     ms__pages_free(capture);
     ms__free(watch, capture->origins);
+    ms__free(watch, capture->mentioned);
+    ms__free(watch, capture->older_written);
     ms__free(watch, capture->positions);
     ms__free(watch, capture->timed_calls);
     ms__free(watch, capture->stack_history);
@@ -245,7 +264,9 @@ int ms_capture_begin(ms_ledger *ledger, int fd, const char *const *info, ms_capt
         return MS_ENOMEM;
     const struct ms__chunk_head start = {.event = capture->event};
     int error =
-        ms__file_begin(capture) && ms__file_append_pairs(capture, MS__CHUNK_INFO, info, &start) ? MS_OK : MS_EIO;
+        begin_names(capture) && ms__file_begin(capture) && ms__file_append_pairs(capture, MS__CHUNK_INFO, info, &start)
+            ? MS_OK
+            : MS_EIO;
     if (error && !capture->error)
         error = MS_ENOMEM;
     capture->running = true;

@@ -79,10 +79,12 @@ struct ms_capture {
     uint32_t frequent_events;            /* since `time` last changed */
     uint32_t clock_read_mask;            /* of frequent_events: the clock is read where these bits are 0 */
     uint32_t origin_capacity;
+    uint32_t older_paths;                  /* paths below it are older than the capture */
     struct ms__block_origin *origins;      /* by a block's number in ledger->blocks */
     struct ms__thread_position *positions; /* by a thread's number */
     ms_capture *next;                      /* the next capture of the same ledger */
     ms_ledger *ledger;
+    _Atomic uint64_t *mentioned;        /* a bit for each older path: the file mentions it */
     struct ms__calibration calibration; /* the latest */
     uint64_t rate;                      /* microseconds per tick, times 2^32 */
     uint64_t ticks_per_second;          /* 0: not known */
@@ -152,9 +154,10 @@ struct ms_capture {
     int fd;
     uint64_t file_identity[2]; /* device and inode of the file that fd was at first */
     pthread_t writer;
-    char writer_name[64];   /* of the thread in /proc: "4242/task/4250"; "" where there is no /proc */
-    bool skip_to_key_frame; /* pages are discarded until one is a key frame */
-    uint32_t paths_written;
+    char writer_name[64];                     /* of the thread in /proc: "4242/task/4250"; "" where there is no /proc */
+    bool skip_to_key_frame;                   /* pages are discarded until one is a key frame */
+    uint32_t paths_written;                   /* lower paths are in the file, older ones if they are mentioned */
+    uint64_t *older_written;                  /* a bit for each older path: its name is in the file */
     uint32_t stacks_written;                  /* one more than the highest stack that is in the file; 0: none is */
     const struct ms__rename *renames_written; /* the latest one that is in the file, or NULL */
     uint64_t devices_written;                 /* bit i: device i */
@@ -276,8 +279,11 @@ void ms__pages_free(ms_capture *capture);
 bool ms__file_begin(ms_capture *capture);
 /* Write the page's chunk. Before it, the names of paths and devices that are new since the last one. */
 bool ms__file_append_page(ms_capture *capture, struct ms__page *page);
-/* Write the names of paths that are new. `next` is the header of the chunk that follows. */
+/* Write the names of paths that are new, but not of older ones that the capture does not mention. `next` is the header
+ * of the chunk that follows. */
 bool ms__file_append_names(ms_capture *capture, const struct ms__chunk_head *next);
+/* The file has no names any more. */
+void ms__file_forget_names(ms_capture *capture);
 /* Write an info or end chunk. `pairs`: keys and values, NULL after the last. `at`: the moment, as for names. */
 bool ms__file_append_pairs(ms_capture *capture, enum ms__chunk_kind kind, const char *const *pairs,
                            const struct ms__chunk_head *at);
