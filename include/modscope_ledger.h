@@ -139,6 +139,7 @@ typedef struct ms_frame {
     uint32_t column, end_line, end_column; /* of the expression, columns in bytes from 0; end_line 0: not known */
     ms_stack outer;                        /* the stack around the frame, or MS_STACK_NONE */
     ms_stack forward; /* of an operator that is a backward node: the stack that created it, or MS_STACK_NONE */
+    bool is_model;    /* of a library's code inside a module's forward; the program's own frames are around it */
 } ms_frame;
 
 /* The number of the stack, which is added if it is new; the texts are copied. It may be called on any thread at any

@@ -58,6 +58,7 @@ PyObject *msr_has_call_times(msr_reader *reader, PyObject *unused);
 /* Attributes of Reader. `unused` is NULL. */
 PyObject *msr_get_stacks(msr_reader *reader, void *unused);
 PyObject *msr_get_forward_stacks(msr_reader *reader, void *unused);
+PyObject *msr_get_model_frames(msr_reader *reader, void *unused);
 PyObject *msr_get_called(msr_reader *reader, void *unused);
 PyObject *msr_get_sources(msr_reader *reader, void *unused);
 PyObject *msr_read_source(PyObject *module, PyObject *file);

@@ -140,6 +140,8 @@ static PyGetSetDef attributes[] = {
      NULL},
     {"forward_stacks", (getter)msr_get_forward_stacks, NULL,
      "By stack, where its innermost entry is a backward node: the stack that created the node, if it is known.", NULL},
+    {"model_frames", (getter)msr_get_model_frames, NULL,
+     "The stacks whose innermost frame is a library's code inside a module's forward.", NULL},
     {"called", (getter)msr_get_called, NULL, "By stack: what is called in its innermost frame, if it is known.", NULL},
     {"sources", (getter)msr_get_sources, NULL,
      "By source file, as it was then: its size, when it was modified, in microseconds since 1970, and its checksum.",

@@ -1,4 +1,4 @@
-/* stacks.c - Reader.stacks, forward_stacks, called and sources: the table of stacks for Python. */
+/* stacks.c - Reader.stacks, forward_stacks, model_frames, called and sources: the table of stacks for Python. */
 #include "capture_api/capture_api.h"
 
 static PyObject *stack_of(const ms_reader *reader, ms_stack stack)
@@ -38,6 +38,22 @@ PyObject *msr_get_forward_stacks(msr_reader *self, void *unused)
         PyObject *stack = PyLong_FromUnsignedLong(i), *forward = PyLong_FromUnsignedLong(frame.forward);
         if (!msr_put(found, stack, forward))
             Py_CLEAR(found);
+    }
+    return found;
+}
+
+PyObject *msr_get_model_frames(msr_reader *self, void *unused)
+{
+    (void)unused;
+    PyObject *found = PySet_New(NULL);
+    ms_frame frame;
+    for (uint32_t i = 0; found && i < ms_reader_stacks(self->reader); i++) {
+        if (!ms_reader_stack(self->reader, i, &frame) || !frame.is_model)
+            continue;
+        PyObject *stack = PyLong_FromUnsignedLong(i);
+        if (!stack || PySet_Add(found, stack) != 0)
+            Py_CLEAR(found);
+        Py_XDECREF(stack);
     }
     return found;
 }

@@ -4,9 +4,9 @@
 
 #include <stdlib.h>
 
-enum { MOST_STACKS = 4096 };                  /* of a profile: those that hold least become one */
-enum { MOST_MODULES = 128, MOST_LINES = 64 }; /* of a callstack */
-enum { MOST_NAME = 256, MOST_FILE = 1024 };   /* bytes of a text */
+enum { MOST_STACKS = 4096 };                   /* of a profile: those that hold least become one */
+enum { MOST_MODULES = 128, MOST_LINES = 128 }; /* of a callstack */
+enum { MOST_NAME = 256, MOST_FILE = 1024 };    /* bytes of a text */
 
 /* Ids of frames: those of categories, of kinds, of what is left out, and then
  *     MODULES + path,    lines + stack,    operators + stack */

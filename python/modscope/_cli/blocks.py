@@ -87,6 +87,8 @@ def _group(blocks: list[Report], arguments: Namespace) -> list[Group[Report]]:
         "operator",
         "forward_file",
         "forward_line",
+        "model_file",
+        "model_line",
     )
     groups = group_modules(blocks, lambda block: str(block["module"]), lambda block: tuple(block[key] for key in alike))
     return _sort_by_bytes(groups)

@@ -236,7 +236,9 @@ def add_recording(parser: Parser, more: str = "") -> None:
     add_force(parser, "the capture")
     plan = "checkpoint the modules that a plan names; see modscope help plan"
     parser.add_argument("--plan", type=_plan, metavar="PLAN", help=plan)
-    stacks = "keep N of the script's own Python frames for each block (default: 1, its line; 0: none)"
+    stacks = (
+        "keep N of the script's own Python frames for each block, and N of a model's in a library (default: 1; 0: none)"
+    )
     parser.add_argument("--stacks", type=_frames, metavar="N", help=stacks)
     quiet = "print nothing at the end unless there was an error"
     parser.add_argument("-q", "--quiet", action="store_true", help=quiet)

@@ -35,7 +35,12 @@ def shorten_in_rows(capture: Capture) -> Callable[[str], str]:
     """What becomes of a name that is written again in every row: a long one is shortened where the rows are many."""
     longest = max(map(len, (*capture.modules, *capture.all_devices)))
     longest += max(
-        (len(place.file or "") + len(place.function or "") for place in capture.places.innermost()), default=0
+        (
+            len(place.innermost.file) + len(place.innermost.function)
+            for place in capture.places.innermost()
+            if place.innermost
+        ),
+        default=0,
     )
     return _shorten if longest * capture.event_count > _MOST_REPEATED else str
 

@@ -82,7 +82,7 @@ class _Samples:
     def _of_place(self, place: Place | None) -> Iterator[int]:
         if place is None:
             return
-        for frame in reversed(place.frames):
+        for frame in reversed(place.stack):
             yield self._frames.of_line(frame)
         if place.operator:
             yield self._frames.of_operator(place.operator)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 from modscope._read.categories import parts_of, sums_of
-from modscope._read.lines import Place
+from modscope._read.lines import Frame, Place
 from modscope._read.load import Block, Capture, Event, Snapshot
 from modscope._read.summary import FileReport, file_report
 from modscope._read.text import at_least, counted, size
@@ -157,8 +157,8 @@ def _lines_of(blocks: list[Block]) -> list[LineBytes]:
 
 
 def _source_of(block: Block) -> str | None:
-    place = block.place
-    return None if place is None else place.source if place.frames else place.attributed.source
+    at, frame = _made_at(block.place)
+    return at.source_of(frame) if at is not None and frame is not None else None
 
 
 # ---- growth ----
@@ -220,8 +220,14 @@ def _owned(
 
 def _line_of(place: Place | None) -> _Line | None:
     """The innermost line, as the lines of a leak have it; None if it is not known."""
-    place = place if place is None or place.frames else place.attributed
-    return (place.file, place.line, place.function) if place and place.file and place.line and place.function else None
+    _, frame = _made_at(place)
+    return (frame.file, frame.line, frame.function) if frame is not None and frame.line and frame.function else None
+
+
+def _made_at(place: Place | None) -> tuple[Place | None, Frame | None]:
+    """The line that a leak is shown by: the model's if it is in a library, else the program's own."""
+    at = place if place is None or place.frames else place.attributed
+    return at, at.innermost if at is not None else None
 
 
 def _growth_of(owner: _Owner, ends: list[_StepEnd], held: list[int]) -> Growth | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ LOST = 1  # the stack of blocks that were made when the table of stacks was full
 NOT_FOUND = "source not found"
 CHANGED = "changed since"
 _Source = tuple[int, int, int]  # its size, when it was modified, in microseconds since 1970, and its checksum
-_MOST_FRAMES = 65  # more than a recording keeps, with the node; a forged file could have millions
+_MOST_FRAMES = 130  # as many as a recording keeps, with node and operator; a forged file could have millions
 
 
 class Frame(NamedTuple):
@@ -68,6 +68,10 @@ class Place(NamedTuple):
     """The notebook's cells, whose source is not in files."""
     sources: Sources = _NO_SOURCES
     """The source files as they were when the program ran."""
+    model: tuple[Frame, ...] = ()
+    """Inside the program's frames, those of a model that is in a library, innermost first."""
+    forward_model: tuple[Frame, ...] = ()
+    """The same of the forward that created the backward node."""
     is_inside: bool = False
     """Whether the innermost frame is in the backward of a custom Function, whose node this is."""
 
@@ -84,47 +88,65 @@ class Place(NamedTuple):
         return self.frames[0].function if self.frames else None
 
     @property
+    def stack(self) -> tuple[Frame, ...]:
+        """All its frames, innermost first."""
+        return self.model + self.frames
+
+    @property
+    def innermost(self) -> Frame | None:
+        """The model's line if it is in a library, else the program's own."""
+        return next(iter(self.stack), None)
+
+    @property
     def operator(self) -> str | None:
         """The operator of torch's dispatcher, if it is known. Else in backward the node's class, and in forward the
         function that is called in the line. Captures of earlier versions do not tell it: then it is looked up in the
         source, as long as that is there and has not changed."""
-        known = self.aten or self.node or (self.frames[0].called if self.frames else None)
-        if known or not self.frames or self.source_note:
+        innermost = self.innermost
+        known = self.aten or self.node or (innermost.called if innermost else None)
+        if known or not innermost or self.note_of(innermost):
             return known
-        return _function_called(self.frames[0], self.cells)
+        return _function_called(innermost, self.cells)
 
     @property
     def source_note(self) -> str | None:
         """Why the source text of the line cannot be shown; None if it can."""
-        if not self.frames:
-            return NOT_FOUND
-        file = self.frames[0].file
-        if self.cells is not None and self.cells.is_cell(file):
-            return NOT_FOUND if self.cells.lines(file) is None else None
-        return self.sources.note(file, self.began)
+        return self.note_of(self.frames[0]) if self.frames else NOT_FOUND
+
+    def note_of(self, frame: Frame) -> str | None:
+        """Why the source text of a frame's line cannot be shown; None if it can."""
+        if self.cells is not None and self.cells.is_cell(frame.file):
+            return NOT_FOUND if self.cells.lines(frame.file) is None else None
+        return self.sources.note(frame.file, self.began)
 
     @property
     def source(self) -> str | None:
         """The source text of the line, if it is there and has not changed since."""
-        if not self.line or self.source_note:
+        return self.source_of(self.frames[0]) if self.frames else None
+
+    def source_of(self, frame: Frame) -> str | None:
+        if not frame.line or self.note_of(frame):
             return None
-        return "".join(source_lines(self.file or "", self.cells)[self.line - 1 : self.line]).strip() or None
+        return "".join(source_lines(frame.file, self.cells)[frame.line - 1 : frame.line]).strip() or None
 
     @property
     def attributed(self) -> Place:
         """To which line it is attributed: in backward, that of the forward if it is known, except what the program's
         own code allocates in the backward of a custom Function."""
-        return self._replace(frames=self.forward, forward=()) if self.forward and not self.is_inside else self
+        if not self.forward or self.is_inside:
+            return self
+        return self._replace(frames=self.forward, model=self.forward_model, forward=(), forward_model=())
 
     def to_dict(self) -> dict[str, Any]:
-        """The innermost line, its operator, in backward the node and the line of the forward, and the frames around
-        the line. None where it is not known."""
-        stack = [{"file": each.file, "line": each.line or None, "function": each.function} for each in self.frames]
+        """The program's innermost line, its operator, in backward the node and the line of the forward, the line of a
+        model that is in a library, and all frames. None where it is not known."""
+        stack = [{"file": each.file, "line": each.line or None, "function": each.function} for each in self.stack]
         made = {
             "operator": self.operator,
             "node": self.node,
             **_line_of(self.forward, "forward_"),
             "in_custom_backward": self.is_inside,
+            **_line_of(self.attributed.model, "model_"),
         }
         return {**_line_of(self.frames), **made, "stack": stack}
 
@@ -138,7 +160,8 @@ class Place(NamedTuple):
         if not self.frames:
             return "(no Python line)"
         note = f" ({self.source_note})" if self.source_note else ""
-        return f"{shown_file(self.frames[0].file)}:{self.line or '?'} in {self.function}{note}"
+        model = f"{describe_model_frame(self.model[0])}, called from " if self.model else ""
+        return f"{model}{shown_file(self.frames[0].file)}:{self.line or '?'} in {self.function}{note}"
 
 
 def _line_of(frames: tuple[Frame, ...], before: str = "") -> dict[str, str | int | None]:
@@ -154,6 +177,19 @@ def shown_file(file: str) -> str:
     """A file below the present folder without that folder's name."""
     here = os.path.join(os.getcwd(), "")
     return file.removeprefix(here)
+
+
+def library_file(file: str) -> str:
+    """The file of an installed library from the library's folder on: transformers/models/gpt2/modeling_gpt2.py."""
+    for folder in ("site-packages", "dist-packages"):
+        _, found, inside = file.rpartition(f"{os.sep}{folder}{os.sep}")
+        if found:
+            return inside
+    return shown_file(file)
+
+
+def describe_model_frame(frame: Frame) -> str:
+    return f"{library_file(frame.file)}:{frame.line or '?'} in {frame.function}"
 
 
 @lru_cache(4096)
@@ -250,11 +286,13 @@ class Places:
         forward: Mapping[int, int] | None = None,
         cells: str | None = None,
         *,
+        model_frames: Set[int] = frozenset(),
         called: Mapping[int, str] | None = None,
         sources: Mapping[str, _Source] | None = None,
     ) -> None:
         self._stacks = stacks
         self._forward = forward or {}
+        self._model_frames = model_frames
         self._called = called or {}
         self._sources = (
             Sources({normal_file(file): source for file, source in sources.items()}) if sources else _NO_SOURCES
@@ -290,9 +328,10 @@ class Places:
 
     def _read(self, stack: int, most: int | None = None) -> Place | None:
         frames: list[Frame] = []
+        model: list[Frame] = []
         node = aten = None
         is_inside = False
-        forward: tuple[Frame, ...] = ()
+        made_at: Place | None = None
         for _ in range(_MOST_FRAMES):
             raw = self._stacks[stack] if 0 < stack < len(self._stacks) else None
             if raw is None or (node and len(frames) == most):
@@ -302,7 +341,7 @@ class Places:
                 pass  # a node may be around it
             elif file is not None:
                 called = self._called.get(stack)
-                frames.append(
+                (model if stack in self._model_frames else frames).append(
                     Frame(normal_file(self._cells.name(file)), function, line, end_line, column, end_column, called)
                 )
             elif "::" in function:
@@ -312,17 +351,18 @@ class Places:
                 is_inside = bool(frames)
                 created = self._forward.get(stack, 0)
                 made_at = self.find(created) if created < stack else None
-                forward = made_at.frames if made_at is not None else ()
             stack = outer if outer < stack else 0
-        if not (frames or node or aten):
+        if not (frames or model or node or aten):
             return None
         return Place(
             tuple(frames),
             node,
             self._began,
             aten=aten,
-            forward=forward,
+            forward=made_at.frames if made_at is not None else (),
             cells=self._cells,
             sources=self._sources,
+            model=tuple(model),
+            forward_model=made_at.model if made_at is not None else (),
             is_inside=is_inside,
         )

@@ -212,6 +212,7 @@ class Capture:
             self.info.get("began"),
             reader.forward_stacks,
             cells,
+            model_frames=reader.model_frames,
             called=reader.called,
             sources=reader.sources,
         )
@@ -509,10 +510,11 @@ class Capture:
         def encoded(text: str | None) -> builtins.bytes | None:
             return None if text is None else encode(text)
 
-        return [
-            (encoded(place.file), place.line or 0, encoded(place.function), encoded(place.operator))
-            for place in self.places.innermost()
-        ]
+        found = []
+        for place in self.places.innermost():
+            file, function, line = place.innermost[:3] if place.innermost else (None, None, 0)
+            found.append((encoded(file), line, encoded(function), encoded(place.operator)))
+        return found
 
 
 def _open(path: str | os.PathLike[str]) -> int:

@@ -103,7 +103,7 @@ def _stack_levels(place: Place | None) -> list[_Level]:
     """Outermost first. Empty: nothing is known."""
     if place is not None and place.lost:
         return [_Level("frame", line_label(place))]
-    frames = reversed(place.attributed.frames) if place is not None else ()
+    frames = reversed(place.attributed.stack) if place is not None else ()
     return [*map(_frame_level, frames), *_operator_levels(place)]
 
 
@@ -159,7 +159,7 @@ def _by_operator(made: Made) -> list[Report]:
 
     def levels_of(place: Place | None) -> list[_Level]:
         operator = _operator_levels(place) or [_Level("operator", "(operator not known)")]
-        frames = place.attributed.frames if place is not None else ()
+        frames = place.attributed.stack if place is not None else ()
         return operator + [_frame_level(frame) for frame in frames[:1]]
 
     levels = _Levels(levels_of)

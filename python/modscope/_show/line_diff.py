@@ -61,8 +61,8 @@ class Side:
         found: dict[str, tuple[Place, dict[str, set[Frame]]]] = {}
         for place in filter(None, map(self._places.find, self._used)):
             for at in (place, place.attributed):
-                if at.frames and at.frames[0].line:
-                    frame = at.frames[0]
+                frame = at.innermost
+                if frame and frame.line:
                     found.setdefault(frame.file, (at, {}))[1].setdefault(frame.function, set()).add(frame)
         return found
 
@@ -76,7 +76,7 @@ class Side:
     def text(self, file: str) -> list[str] | None:
         """The lines of a file as they were in the run; None if it is gone or has changed since."""
         place = self._recorded[file][0]
-        return None if place.source_note else self._places.source_lines(file)
+        return None if place.innermost is None or place.note_of(place.innermost) else self._places.source_lines(file)
 
     def numbers_of_lines(self, file: str, function: str) -> list[int]:
         """The lines of a function, and of all others with its qualified name, by the source; empty: not known."""
@@ -316,9 +316,9 @@ def compare_lines(
 
 
 def _line_of(place: Place | None, match: LineMatch, at: int) -> _ComparedLine:
-    if place is None or place.lost or not place.attributed.frames:
+    frame = place.attributed.innermost if place is not None and not place.lost else None
+    if place is None or frame is None:
         return _ComparedLine(words=words_without_line(place))
-    frame = place.attributed.frames[0]
     node = place.node if place.forward else None
     own, asked = (frame.file, frame.line), (frame.file, frame.function, frame.line)
     a, b = (own, match.in_b(*asked)) if at == 0 else (match.in_a(*asked), own)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from modscope._read.categories import TOTAL, Sums
-from modscope._read.lines import Place, shown_file
+from modscope._read.lines import Place, describe_model_frame, library_file, shown_file
 from modscope._read.summary import Report
 from modscope._read.text import clean
 
@@ -24,25 +24,35 @@ _Made = Iterable[tuple[Place | None, Sums]]
 def short_line(block: Report, wide: bool) -> str:
     """A line in few columns: "train.py:41". In backward it is that of the forward, if it is known, with the node if
     there is room (``wide``), except what the program's own code allocates in the backward of a custom Function; else
-    the operator if there is no line."""
+    the operator if there is no line. Of a model in a library it is the model's line."""
+    model = (
+        clean(f"{os.path.basename(block['model_file'])}:{block['model_line'] or '?'}")
+        if block.get("model_file")
+        else ""
+    )
     if block["forward_file"] is not None and not block.get("in_custom_backward"):
-        line = clean(f"{os.path.basename(block['forward_file'])}:{block['forward_line'] or '?'}")
+        line = model or clean(f"{os.path.basename(block['forward_file'])}:{block['forward_line'] or '?'}")
         return f"{block['node']}, forward at {line}" if wide else line
+    if model:
+        return model
     if block["file"] is None:
         return str(block["operator"] or "")
     return clean(f"{os.path.basename(block['file'])}:{block['line'] or '?'}")
 
 
 def describe_line(line: Mapping[str, Any]) -> str:
-    return clean(f"{shown_file(line['file'])}:{line['line']} in {line['function']}")
+    return clean(f"{library_file(line['file'])}:{line['line']} in {line['function']}")
 
 
 def line_label(place: Place | None) -> str:
-    """What a line is called in a table: "train.py:41 in forward"."""
+    """What a line is called in a table: "train.py:41 in forward"; of a model in a library
+    "transformers/models/gpt2/modeling_gpt2.py:345 in GPT2MLP.forward (train.py:41)"."""
     if place is not None and place.attributed is not place:
         return f"{line_label(place.attributed)}, {place.node}"
     if place is None or place.lost or not place.frames:
         return words_without_line(place)
+    if place.model:
+        return clean(f"{describe_model_frame(place.model[0])} ({os.path.basename(place.frames[0].file)}:{place.line})")
     return clean(f"{shown_file(place.frames[0].file)}:{place.line or '?'} in {place.function}")
 
 
@@ -91,6 +101,21 @@ def _nothing(members: list[tuple[Place | None, Sums]]) -> list[Report]:
     return []
 
 
+def _models_of(members: list[tuple[Place | None, Sums]]) -> list[Report]:
+    """The lines of models that ran inside a line, and what it allocated itself."""
+    inside = [(place, sums) for place, sums in members if place is not None and place.attributed.model]
+    own = [(place, sums) for place, sums in members if place is None or not place.attributed.model]
+    rows = _level(inside, _model_line_of, _nodes_of) + _nodes_of(own)
+    return sorted(rows, key=lambda row: -int(row["subtree"][TOTAL]))
+
+
+def _model_line_of(place: Place | None) -> str:
+    assert place is not None
+    frame = place.attributed.model[0]
+    text = place.source_of(frame)
+    return describe_model_frame(frame) + (f": {text}" if text else "")
+
+
 def _nodes_of(members: list[tuple[Place | None, Sums]]) -> list[Report]:
     """What backward allocated for a line of the forward, by node."""
     in_backward = [(place, sums) for place, sums in members if place is not None and place.forward]
@@ -113,8 +138,8 @@ def _source_of(place: Place | None) -> str:
 
 
 def tree_of_lines(made: _Made) -> list[Report]:
-    """Files, in them functions, in them lines; below a line of the forward the nodes that allocated for it in
-    backward."""
+    """Files, in them functions, in them lines, in them those of a model that is in a library; below a line of the
+    forward the nodes that allocated for it in backward."""
 
     def functions(members: list[tuple[Place | None, Sums]]) -> list[Report]:
         place = members[0][0]
@@ -124,7 +149,7 @@ def tree_of_lines(made: _Made) -> list[Report]:
         return _level(members, lambda place: f"in {place.attributed.function}" if place else "", lines)
 
     def lines(members: list[tuple[Place | None, Sums]]) -> list[Report]:
-        return _level(members, _source_of, _nodes_of)
+        return _level(members, _source_of, _models_of)
 
     return _level(made, _file_of, functions)
 

@@ -14,7 +14,7 @@
 
 enum {
     MS__FILE_MAJOR = 1,
-    MS__FILE_MINOR = 5,
+    MS__FILE_MINOR = 6,
     MS__FILE_HEAD = 16,       /* bytes of the file's header */
     MS__CHUNK_HEAD = 48,      /* bytes of a chunk's header */
     MS__VARINT_MAX = 10,      /* bytes; no varint is longer */
@@ -37,7 +37,8 @@ enum ms__chunk_kind {
     MS__CHUNK_KEY_STACKS, /* the same of each block of the key frame at the same event */
     MS__CHUNK_CALLED,     /* what is called in frames of the table of stacks */
     MS__CHUNK_SOURCES,    /* the source files of the table of stacks */
-    MS__CHUNK_OPERATORS
+    MS__CHUNK_OPERATORS,
+    MS__CHUNK_MODEL_FRAMES /* which frames of the table of stacks are of models in libraries */
 };
 
 /* What an entry of the table of stacks is. */

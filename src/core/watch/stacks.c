@@ -62,7 +62,7 @@ static bool is_same_frame(const ms_frame *a, const ms_frame *b)
 {
     return a->outer == b->outer && a->forward == b->forward && a->file == b->file && a->function == b->function &&
            a->called == b->called && a->line == b->line && a->column == b->column && a->end_line == b->end_line &&
-           a->end_column == b->end_column;
+           a->end_column == b->end_column && a->is_model == b->is_model;
 }
 
 /* Allocate the tables when the first stack is added. */

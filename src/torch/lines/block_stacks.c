@@ -2,7 +2,8 @@
  *
  * Which frames are kept: a frame is of the program itself, of an installed library or Python's, of torch, or of
  * modscope (file_owners.c). The innermost frame of the lowest owner that occurs is kept, and the frames around it that
- * are of the same owner, up to mst_stack_depth.
+ * are of the same owner, up to mst_stack_depth. Inside a frame of the program, so are as many frames of libraries that
+ * a module's call is around: the code of a model that is installed.
  *
  * A thread remembers the owners of code objects and the stacks of instructions that it has seen, by their addresses.
  * What is seen for the first time is copied and looked up by its contents (ms_stack_add). An address may be that of
@@ -30,7 +31,8 @@ struct seen {
     struct seen_code {
         const PyCodeObject *code; /* NULL: nothing is here */
         uint32_t first;           /* how far its first instruction at which a frame counts as begun is behind `code` */
-        uint32_t owner;           /* enum mst_owner */
+        uint16_t owner;           /* enum mst_owner */
+        bool calls_modules;       /* torch's Module._call_impl */
     } codes[CODES][WAYS];
     struct seen_place {
         const void *at; /* an instruction, or the name of an operator; NULL: nothing is here */
@@ -113,8 +115,10 @@ static __attribute__((noinline)) const struct seen_code *see_code(struct seen_co
 {
     char file[MST_CODE_TEXT];
     ptrdiff_t first = (const char *)mst_code_first_instruction(code) - (const char *)code;
+    enum mst_owner owner = mst_owner_of_file(mst_code_file(code, file));
+    bool calls_modules = owner == MST_OF_TORCH && mst_code_is_function(code, "Module._call_impl");
     set[1] = set[0];
-    set[0] = (struct seen_code){code, (uint32_t)first, mst_owner_of_file(mst_code_file(code, file))};
+    set[0] = (struct seen_code){code, (uint32_t)first, (uint16_t)owner, calls_modules};
     return set;
 }
 
@@ -145,21 +149,23 @@ static ms_stack remember_place(struct seen_place set[WAYS], const void *at, ms_s
 }
 
 static __attribute__((noinline)) ms_stack see_frame(struct seen_place set[WAYS], const struct mst_frame *frame,
-                                                    ms_stack outer)
+                                                    ms_stack outer, bool is_model)
 {
     struct mst_code_texts texts;
     ms_frame added;
     mst_code_describe(frame->code, frame->instruction, &texts, &added);
     added.outer = outer;
+    added.is_model = is_model;
     return remember_place(set, frame->instruction, outer, ms_stack_add(mst.watch, &added));
 }
 
-static inline ms_stack stack_of_frame(struct seen *seen, const struct mst_frame *frame, ms_stack outer)
+/* A frame inside a frame of the program is always one of the program or of a model, so `outer` tells which it is. */
+static inline ms_stack stack_of_frame(struct seen *seen, const struct mst_frame *frame, ms_stack outer, bool is_model)
 {
     struct seen_place *set = find_places(seen, frame->instruction, outer);
     if (LIKELY(is_place(&set[0], frame->instruction, outer)))
         return set[0].stack;
-    return LIKELY(is_place(&set[1], frame->instruction, outer)) ? set[1].stack : see_frame(set, frame, outer);
+    return LIKELY(is_place(&set[1], frame->instruction, outer)) ? set[1].stack : see_frame(set, frame, outer, is_model);
 }
 
 /* ---- operators of the dispatcher ---- */
@@ -179,7 +185,10 @@ static inline ms_stack stack_of_operator(struct seen *seen, const char *name, ms
 struct frames {
     struct mst_frame of[MST_MOST_FRAMES]; /* innermost first */
     uint32_t count;
-    enum mst_owner owner; /* of all of them; MST_OF_MODSCOPE while there is none */
+    enum mst_owner owner;                    /* of all of them; MST_OF_MODSCOPE while there is none */
+    uint32_t in_call;                        /* while they are a library's: a module's call is around so many of them */
+    struct mst_frame model[MST_MOST_FRAMES]; /* of libraries, inside those of the program and in a module's call */
+    uint32_t model_count;
 };
 
 /* Whether the frames from `at` on are those that were read last: an instruction identifies its code, too. */
@@ -209,6 +218,23 @@ static inline bool has_begun(const struct mst_frame *frame, const struct seen_co
     return (uintptr_t)frame->instruction >= (uintptr_t)frame->code + code->first;
 }
 
+/* The frames that were collected are inside one of a lower owner, which takes their place. */
+static inline void begin_owner(struct frames *frames, enum mst_owner owner)
+{
+    if (owner == MST_OF_PROGRAM && frames->owner == MST_OF_LIBRARY) {
+        memcpy(frames->model, frames->of, frames->in_call * sizeof frames->of[0]);
+        frames->model_count = frames->in_call;
+    }
+    frames->owner = owner;
+    frames->count = frames->in_call = 0;
+}
+
+static inline void clear_frames(struct frames *frames)
+{
+    frames->count = frames->in_call = frames->model_count = 0;
+    frames->owner = MST_OF_MODSCOPE;
+}
+
 /* Inlined also into its second, rare caller, so that the first one stays as fast. */
 static inline __attribute__((always_inline)) void collect_frames(struct seen *seen, const void *at,
                                                                  struct frames *frames, uint32_t depth)
@@ -224,12 +250,12 @@ static inline __attribute__((always_inline)) void collect_frames(struct seen *se
             seen->latest.instructions[read] = frame.instruction;
         read++;
         const struct seen_code *code = find_code(seen, frame.code);
-        if (code->owner > frames->owner || code->owner == MST_OF_MODSCOPE || UNLIKELY(!has_begun(&frame, code)))
+        if (code->owner > frames->owner || code->owner == MST_OF_MODSCOPE || UNLIKELY(!has_begun(&frame, code))) {
+            frames->in_call = code->calls_modules ? frames->count : frames->in_call;
             continue;
-        if (code->owner < frames->owner) {
-            frames->owner = (enum mst_owner)code->owner;
-            frames->count = 0;
         }
+        if (code->owner < frames->owner)
+            begin_owner(frames, (enum mst_owner)code->owner);
         if (frames->count < depth)
             frames->of[frames->count++] = frame;
         is_complete = frames->owner == MST_OF_PROGRAM && frames->count == depth;
@@ -241,12 +267,13 @@ static inline __attribute__((always_inline)) void collect_frames(struct seen *se
 HOT static __attribute__((noinline)) ms_stack read_other_frames(struct seen *seen, const void *at)
 {
     struct frames frames;
-    frames.count = 0;
-    frames.owner = MST_OF_MODSCOPE;
+    clear_frames(&frames);
     collect_frames(seen, at, &frames, atomic_load_explicit(&mst_stack_depth, memory_order_relaxed));
     ms_stack stack = MS_STACK_NONE;
     while (frames.count)
-        stack = stack_of_frame(seen, &frames.of[--frames.count], stack);
+        stack = stack_of_frame(seen, &frames.of[--frames.count], stack, false);
+    while (UNLIKELY(frames.model_count))
+        stack = stack_of_frame(seen, &frames.model[--frames.model_count], stack, true);
     return seen->latest.stack = stack;
 }
 
@@ -265,13 +292,19 @@ static ms_stack add_node(const char *name, ms_stack outer, ms_stack forward)
     return ms_stack_add(mst.watch, &(ms_frame){.function = name, .outer = outer, .forward = forward});
 }
 
+static uint32_t smaller_of(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 /* How many of the frames that are kept run inside the innermost node of a custom Function: those in its backward. */
 static uint32_t count_frames_inside(struct seen *seen)
 {
     const void *innermost = mst_frame_innermost();
-    struct frames frames = {.owner = MST_OF_MODSCOPE};
+    struct frames frames;
     struct mst_frame frame;
-    uint32_t count = 0;
+    uint32_t count = 0, model_count = 0;
+    clear_frames(&frames);
     collect_frames(seen, innermost, &frames, atomic_load_explicit(&mst_stack_depth, memory_order_relaxed));
     for (const void *at = innermost; at; at = frame.next) {
         frame = mst_frame_read(at);
@@ -279,8 +312,9 @@ static uint32_t count_frames_inside(struct seen *seen)
             continue;
         const struct seen_code *code = find_code(seen, frame.code);
         if (code->owner == MST_OF_TORCH && mst_code_is_function(frame.code, "BackwardCFunction.apply"))
-            return count < frames.count ? count : frames.count;
+            return smaller_of(count, frames.count) + smaller_of(model_count, frames.model_count);
         count += code->owner == frames.owner && has_begun(&frame, code);
+        model_count += code->owner == MST_OF_LIBRARY && has_begun(&frame, code);
     }
     return 0;
 }
@@ -288,7 +322,7 @@ static uint32_t count_frames_inside(struct seen *seen)
 /* The stack of a custom Function's node: the frames of its backward are inside it, and the others around it. */
 static ms_stack see_custom_node(struct seen *seen, const char *name, ms_stack outer, ms_stack forward)
 {
-    ms_frame inside[MST_MOST_FRAMES];
+    ms_frame inside[2 * MST_MOST_FRAMES];
     uint32_t count = 0, most = count_frames_inside(seen);
     while (count < most && ms_stack_frame(mst.watch, outer, &inside[count]))
         outer = inside[count++].outer;

@@ -26,7 +26,8 @@ static void add_stacks(void)
                           .end_line = i % 5 ? i + 3 : 0,
                           .column = i % 5 ? 4 : 0,
                           .end_column = i % 5 ? 20 : 0,
-                          .outer = i > 10 ? stacks[i - 7] : MS_STACK_NONE};
+                          .outer = i > 10 ? stacks[i - 7] : MS_STACK_NONE,
+                          .is_model = i > 50 && i % 6 == 5};
         if (i % 11 == 10)
             frame =
                 (ms_frame){.function = "MulBackward0", .outer = stacks[i - 1], .forward = i % 2 ? stacks[i - 9] : 0};
@@ -87,6 +88,7 @@ TEST(every_block_has_its_stack_at_every_moment)
         CHECK_EQ(found.end_column, expected.end_column);
         CHECK_EQ(found.outer, expected.outer);
         CHECK_EQ(found.forward, expected.forward);
+        CHECK_EQ(found.is_model, expected.is_model);
     }
     ms_cursor_close(cursor);
     ms_reader_close(read);

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,76 @@ def test_the_function_that_a_line_calls(tmp_path):
         frame = Frame(str(source), "f", number, number, 4, 4 + len(row.encode()))
         found.append(Place((frame,), None, None).operator)
     assert found == ["torch.relu", "sum", "add", "neg", "lt", "getitem", None, "g", "ä.größe", None, None]
+
+
+_MODEL = """\
+import torch
+
+kept = []
+
+def activate(x):
+    kept.append(torch.relu(x))
+    return kept[-1]
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(64, 512)
+
+    def forward(self, x):
+        return activate(self.up(x))
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block()])
+
+    def forward(self, x):
+        return self.blocks[0](x).sum()
+
+def train(model, x):
+    scale = torch.ones(3000)
+    model(x).backward()
+    return scale
+"""
+_USER = """\
+import torch
+def main():
+    return train(Model(), torch.ones(64, 64))
+"""
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_model_in_a_library_has_its_own_line_beside_the_programs(tmp_path, capsys, frames):
+    library, script = os.path.join(sysconfig.get_paths()["purelib"], "zoo", "net.py"), str(tmp_path / "train.py")
+    names: dict[str, Any] = {"__name__": "zoo"}
+    exec(compile(_MODEL, library, "exec"), names)
+    exec(compile(_USER, script, "exec"), names)
+    with modscope.record(tmp_path / "run.msc", stacks=frames):
+        held = names["main"]()
+    capture = modscope.load(tmp_path / "run.msc")
+    lines: dict[str, list[tuple[str | None, int | None, list[int]]]] = {}
+    places = [block.place for block in capture.snapshot("peak").blocks() if block.place is not None]
+    for place in places:
+        at = place.attributed
+        lines.setdefault(place.operator or "", []).append((at.file, at.line, [each.line for each in at.model]))
+    assert lines["torch.relu"] == [(script, 3, [6, 15, 23][:frames])]
+    assert lines["AddmmBackward0"] == [(script, 3, [15, 23][:frames])] * 2  # the line that calls what torch computes
+    assert lines["ReluBackward0"] == [(script, 3, [6, 15, 23][:frames])]  # by the line of the forward
+    assert set(map(str, lines["train"])) == {str((script, 3, []))}  # in no module's forward
+    assert held.shape == (3000,)
+    [relu] = [place for place in places if place.operator == "torch.relu"]
+    assert relu.describe().startswith(f"zoo/net.py:6 in activate, called from {script}:3 in main")
+    assert [each["line"] for each in relu.to_dict()["stack"]][: frames + 1] == [6, 15, 23][:frames] + [3]
+    assert relu.to_dict()["model_function"] == "activate"
+    peak = ["tree", str(tmp_path / "run.msc"), "--at", "peak", "--by", "line"]
+    assert main([*peak, "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)["tree"]
+    [line] = [row for file in tree if file["name"] == script for row in file["children"][0]["children"]]
+    assert line["subtree"]["Total"] == sum(row["subtree"]["Total"] for row in line["children"]) + line["own"]["Total"]
+    assert {"zoo/net.py:6 in activate", "zoo/net.py:15 in Block.forward"} <= {row["name"] for row in line["children"]}
+    assert main(["flame", str(tmp_path / "run.msc"), "--by", "line", "--folded"]) == 0
+    assert "main (train.py:3);activate (net.py:6)" in capsys.readouterr().out or frames > 1
 
 
 def test_a_line_that_was_lost_says_so():

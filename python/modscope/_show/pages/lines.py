@@ -66,8 +66,7 @@ def lines_of_page(places: Places, used: Sequence[int], with_source: bool = True)
         if place is None or number == LOST:
             continue
         frames = [
-            [files.number(frame.file), functions.number(frame.function), frame.line]
-            for frame in place.attributed.frames
+            [files.number(frame.file), functions.number(frame.function), frame.line] for frame in place.attributed.stack
         ]
         for file, _, line in frames:
             wanted.setdefault(file, set()).add(line)
@@ -95,10 +94,10 @@ def _folder(files: Iterable[str]) -> str:
 
 
 def _note_files(place: Place, files: _Numbers[str], notes: dict[int, str | None]) -> None:
-    for frame in place.attributed.frames:
+    for frame in place.attributed.stack:
         number = files[frame.file]
         if number not in notes:
-            notes[number] = place._replace(frames=(frame,)).source_note
+            notes[number] = place.note_of(frame)
 
 
 def _sources(

@@ -221,7 +221,7 @@ static int read_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
     if (head->kind == MS__CHUNK_KEY || head->kind == MS__CHUNK_EVENTS)
         error = list_chunk(reader, at, head, start);
     else if ((head->kind >= MS__CHUNK_INFO && head->kind <= MS__CHUNK_END) || head->kind == MS__CHUNK_STACKS ||
-             head->kind == MS__CHUNK_CALLED || head->kind == MS__CHUNK_SOURCES)
+             head->kind == MS__CHUNK_CALLED || head->kind == MS__CHUNK_SOURCES || head->kind == MS__CHUNK_MODEL_FRAMES)
         error = keep_metadata(reader, at, head);
     else if (head->kind == MS__CHUNK_NOTES)
         error = ms__notes_list_chunk(reader, at, head);

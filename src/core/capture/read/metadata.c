@@ -183,6 +183,18 @@ static int read_all_called(const ms_reader *reader, struct payload *payload)
     return payload->bytes.bad ? MS_EFORMAT : MS_OK;
 }
 
+static int read_model_frames(const ms_reader *reader, struct payload *payload)
+{
+    for (uint64_t stack = 0; has_more(payload);) {
+        uint64_t more = ms__get_varint(&payload->bytes);
+        if (payload->bytes.bad || more >= reader->stack_count - stack)
+            return MS_EFORMAT;
+        stack += more;
+        reader->stacks[stack].is_model = reader->stacks[stack].file != NULL;
+    }
+    return MS_OK;
+}
+
 static int read_sources(ms_reader *reader, struct payload *payload)
 {
     while (has_more(payload)) {
@@ -229,6 +241,8 @@ int ms__metadata_read(ms_reader *reader, uint32_t kind, uint8_t *bytes, size_t s
         return read_stacks(reader, &payload);
     case MS__CHUNK_CALLED:
         return read_all_called(reader, &payload);
+    case MS__CHUNK_MODEL_FRAMES:
+        return read_model_frames(reader, &payload);
     case MS__CHUNK_SOURCES:
         return read_sources(reader, &payload);
     case MS__CHUNK_DEVICES:

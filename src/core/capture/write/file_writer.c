@@ -289,6 +289,20 @@ static bool append_called(ms_capture *capture, const struct ms__chunk_head *next
     return append_built(&builder, MS__CHUNK_CALLED, next->event, next->time);
 }
 
+/* Each as the difference to the one before. A program without such frames has no such chunk. */
+static bool append_model_frames(ms_capture *capture, const struct ms__chunk_head *next, ms_stack first, ms_stack count)
+{
+    struct builder builder = new_builder(capture);
+    ms_stack latest = MS_STACK_NONE;
+    for (ms_stack stack = first; stack < count; stack++) {
+        if (!ms__stack_at(capture->watch, stack)->frame.is_model)
+            continue;
+        build_number(&builder, stack - latest);
+        latest = stack;
+    }
+    return !latest || append_built(&builder, MS__CHUNK_MODEL_FRAMES, next->event, next->time);
+}
+
 static bool append_sources(ms_capture *capture, const struct ms__chunk_head *next, ms_stack first, ms_stack count)
 {
     struct builder builder = new_builder(capture);
@@ -317,7 +331,8 @@ static bool append_stacks(ms_capture *capture, const struct ms__chunk_head *next
     for (ms_stack stack = first; stack < count; stack++)
         build_stack(&builder, watch, stack);
     if (!append_built(&builder, MS__CHUNK_STACKS, next->event, next->time) ||
-        !append_called(capture, next, first, count) || !append_sources(capture, next, first, count))
+        !append_called(capture, next, first, count) || !append_model_frames(capture, next, first, count) ||
+        !append_sources(capture, next, first, count))
         return false;
     capture->stacks_written = count;
     return true;
