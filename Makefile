@@ -81,6 +81,7 @@ check-all: types style lint-format test-c-plain layers suite-fast
 bench: build bench-models ## what tracking costs, beside PyTorch's own trackers
 	$(VPY) bench/trackers.py
 	$(VPY) bench/memory.py
+	$(VPY) bench/selective.py
 	$(VPY) bench/fsdp.py
 	$(VPY) bench/capture.py
 	$(VPY) bench/export.py

@@ -12,7 +12,7 @@ from modscope._plan.file import Keep, Plan, plan_of
 from modscope._plan.keeping import NOTHING, Operator, Results, find_sets
 from modscope._read.groups import describe_groups
 from modscope._read.load import Capture, describe_unreadable
-from modscope._read.step_time import CHECKPOINT_SECONDS, ends_within_step, has_backward, step_time
+from modscope._read.step_time import CHECKPOINT_SECONDS, KEPT_SECONDS, ends_within_step, has_backward, step_time
 from modscope._read.text import natural_key
 from modscope._read.types import Call, CaptureError, calls_of
 
@@ -308,6 +308,8 @@ class _Sets:
         count = sum({call.step: call.stands_for for call in calls}.values())
         return candidate._replace(
             seconds=max(candidate.seconds - saved / 1e9 / count, 0.0),
+            host_seconds=candidate.host_seconds
+            + KEPT_SECONDS * len(results.at) * sum(call.stands_for for call in calls) / count,
             results=results,
             operators=tuple(tuple(of_call[at].number for at in results.at) for of_call in operators),
         )

@@ -9,8 +9,11 @@ In compiled code this is torch's own selective checkpointing. In eager code it i
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -59,11 +62,17 @@ class _Kept(NamedTuple):
     result: Any
     """Its tensors, without their history."""
     versions: list[int]
+    shapes: list[torch.Size]
+    """Of the operator's arguments."""
     is_random: bool
 
     def is_changed(self) -> bool:
         """Whether the program has changed it in place since."""
         return self.versions != _versions(self.result)
+
+
+def _shapes(args: Any) -> list[torch.Size]:
+    return [argument.shape for argument in args if isinstance(argument, torch.Tensor)]
 
 
 def _versions(result: Any) -> list[int]:
@@ -78,15 +87,95 @@ def _without_history(value: Any) -> Any:
         return value.detach()
 
 
+def _is_virtual() -> bool:
+    """Whether there is a virtual GPU, whose kernels run operators in Python."""
+    device = sys.modules.get("modscope._virtual.device.device")
+    return device is not None and device.is_installed()
+
+
 class _Region:
     """One call of a checkpointed module."""
 
     def __init__(self, places: KeptOperators) -> None:
         self.wanted = {(name, call) for name, call, _ in places}
         self.kept: dict[tuple[str, int], _Kept] = {}
+        is_seen = torch._C._len_torch_dispatch_stack() or _is_virtual()
+        self.has_kernels = not is_seen and _kernels.answer({name for name, *_ in places})
+        """Whether kernels answer the operators, rather than a mode: in forward and in the recomputation, as kernels
+        also see the operators that run within others."""
 
     def drop_random(self) -> None:
         self.kept = {place: each for place, each in self.kept.items() if not each.is_random}
+
+
+class _Pass:
+    """The forward or the recomputation of a region, which answers the operators that its thread runs."""
+
+    def __init__(self, region: _Region) -> None:
+        self.region = region
+        self.counts: Counter[str] = Counter()
+        self._inside = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        self.counts.clear()
+        self._inside.enter_context(_kernels.asking(self) if self.region.has_kernels else _Mode(self))
+
+    def __exit__(self, *exception: Any) -> Any:
+        return self._inside.__exit__(*exception)
+
+    def run(self, operator: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The operator's result. ``call`` computes it."""
+        raise NotImplementedError
+
+
+class _Keep(_Pass):
+    """In forward. A checkpoint sets the random numbers back to those of its beginning, so what is computed again draws
+    the same ones only if nothing before it is left out: after an operator that is kept and draws random numbers, each
+    one that draws any is kept too. If that is not possible, none is kept."""
+
+    keeps_random = False
+    draws_again = False
+
+    def run(self, operator: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        name = name_of(operator)
+        self.counts[name] += 1
+        place = name, self.counts[name]
+        is_wanted = place in self.region.wanted
+        if not is_wanted and not self.keeps_random:
+            return result
+        is_random = _is_random(operator, args, kwargs)
+        if (is_wanted or is_random) and why_not(operator) is None and not (self.draws_again and is_random):
+            if is_random and not self.keeps_random:
+                self.keeps_random = True
+                _kernels.answer(_random_operators())
+            kept = tree_map(_without_history, result)
+            self.region.kept[place] = _Kept(kept, _versions(kept), _shapes(args), is_random)
+        elif self.keeps_random and is_random:
+            self.draws_again = True
+            self.region.drop_random()
+        return result
+
+
+class _Reuse(_Pass):
+    """In the recomputation. What is not there any more, or was changed in place, is computed again: so in a second
+    backward of one graph."""
+
+    def __enter__(self) -> None:
+        if any(each.is_random and each.is_changed() for each in self.region.kept.values()):
+            self.region.drop_random()
+        super().__enter__()
+
+    def __exit__(self, *exception: Any) -> Any:
+        self.region.kept.clear()
+        return super().__exit__(*exception)
+
+    def run(self, operator: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        name = name_of(operator)
+        self.counts[name] += 1
+        kept = self.region.kept.pop((name, self.counts[name]), None)
+        is_there = kept is not None and not kept.is_changed() and kept.shapes == _shapes(args)
+        return kept.result if kept is not None and is_there else call(*args, **kwargs)
 
 
 class _Mode(TorchDispatchMode):
@@ -96,57 +185,101 @@ class _Mode(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True  # compiled functions that the module calls run as they are
 
-    def __init__(self, region: _Region) -> None:
+    def __init__(self, of: _Pass) -> None:
         super().__init__()
-        self.region = region
-        self.counts: Counter[str] = Counter()
-
-
-class _Keep(_Mode):
-    """In forward. A checkpoint sets the random numbers back to those of its beginning, so what is computed again draws
-    the same ones only if nothing before it is left out: after an operator that is kept and draws random numbers, each
-    one that draws any is kept too. If that is not possible, none is kept."""
-
-    keeps_random = False
-    draws_again = False
+        self._pass = of
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = name_of(func)
-        self.counts[name] += 1
-        place = name, self.counts[name]
-        is_random = _is_random(func, args, kwargs)
-        is_wanted = place in self.region.wanted or (self.keeps_random and is_random)
-        if is_wanted and why_not(func) is None and not (self.draws_again and is_random):
-            self.keeps_random |= is_random
-            kept = tree_map(_without_history, result)
-            self.region.kept[place] = _Kept(kept, _versions(kept), is_random)
-        elif self.keeps_random and is_random:
-            self.draws_again = True
-            self.region.drop_random()
-        return result
+        return self._pass.run(func, func, args, kwargs or {})
 
 
-class _Reuse(_Mode):
-    """In the recomputation. What is not there any more, or was changed in place, is computed again: so in a second
-    backward of one graph."""
+class _Kernels:
+    """Kernels in Python of the operators whose results are kept, below autograd. A mode would run Python for every
+    operator of a module.
 
-    def __enter__(self) -> Any:
-        self.counts.clear()
-        if any(each.is_random and each.is_changed() for each in self.region.kept.values()):
-            self.region.drop_random()
-        return super().__enter__()
+    They are registered for the dispatch key Fake, which no tensor of eager code has, and for which other operators fall
+    through. Only a thread in whose set the key is included runs them. Where the key has another user, ``answer`` is
+    False, and modes are used."""
 
-    def __exit__(self, *exception: Any) -> Any:
-        self.region.kept.clear()
-        return super().__exit__(*exception)
+    _KEY = "Fake"
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = name_of(func)
-        self.counts[name] += 1
-        kept = self.region.kept.pop((name, self.counts[name]), None)
-        return func(*args, **(kwargs or {})) if kept is None or kept.is_changed() else kept.result
+    def __init__(self) -> None:
+        self._libraries: dict[str, torch.library.Library] = {}
+        self._names: set[str] = set()
+        self._is_refused = False
+        self._lock = threading.Lock()
+        self._of_thread = threading.local()
+
+    def answer(self, names: Iterable[str]) -> bool:
+        """Whether these operators have kernels that ask the passes of their thread."""
+        missing = [name for name in names if name not in self._names]
+        if missing and not self._is_refused:
+            with self._lock:
+                self._register(missing)
+        return not self._is_refused
+
+    def refuse(self) -> None:
+        """From now on ``answer`` is False."""
+        self._is_refused = True
+
+    def _register(self, names: list[str]) -> None:
+        try:
+            if not self._libraries:
+                self._key = torch._C._dispatch_key_parse(self._KEY)
+                self._only_key = torch._C.DispatchKeySet(self._key)
+                self._libraries["_"] = torch.library.Library("_", "IMPL", self._KEY)
+                self._libraries["_"].fallback(torch.library.fallthrough_kernel)
+            for name in names:
+                self._register_one(name)
+        except (RuntimeError, AttributeError, ValueError, TypeError):
+            self.refuse()
+
+    def _register_one(self, name: str) -> None:
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        found = getattr(getattr(torch.ops, namespace), packet, None)
+        operator = None if found is None else getattr(found, overload or "default", None)
+        if operator is not None and name not in self._names:
+            library = self._libraries.setdefault(namespace, torch.library.Library(namespace, "IMPL", self._KEY))
+            library.impl(rest, functools.partial(self._ask, operator))
+        self._names.add(name)  # the module does not call one that does not exist
+
+    def _ask(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        call = operator
+        for each in getattr(self._of_thread, "passes", ()):  # each one was entered in those before it
+            call = functools.partial(_run, each, operator, call)
+        with torch._C._ExcludeDispatchKeyGuard(self._only_key):
+            return call(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def asking(self, of: _Pass) -> Iterator[None]:
+        outer = getattr(self._of_thread, "passes", ())
+        self._of_thread.passes = (*outer, of)
+        try:
+            with torch._C._IncludeDispatchKeyGuard(self._key):
+                yield
+        finally:
+            self._of_thread.passes = outer
+
+
+def _run(of: _Pass, operator: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return of.run(operator, call, args, kwargs)
+
+
+_kernels = _Kernels()
+
+
+@functools.cache
+def _random_operators() -> list[str]:
+    """The operators that may draw random numbers."""
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        operator = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
+        if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
+            found.append(name)
+    return found
 
 
 def _difference(places: KeptOperators, counts: Counter[str]) -> str | None:
@@ -160,11 +293,15 @@ def _difference(places: KeptOperators, counts: Counter[str]) -> str | None:
 
 
 @contextlib.contextmanager
-def _checked(mode: _Keep, places: KeptOperators, refuse: Refuse) -> Iterator[None]:
-    with mode:
+def _checked(forward: _Keep, places: KeptOperators, refuse: Refuse) -> Iterator[None]:
+    with forward:
         yield
-    difference = _difference(places, mode.counts)
-    if difference is not None:
+    difference = _difference(places, forward.counts)
+    if difference is None:
+        return
+    if forward.region.has_kernels and all(forward.counts[name] >= max(call, of) for name, call, of in places):
+        _kernels.refuse()  # Some may run within other operators, which a mode does not see: the next call has one.
+    else:
         refuse(difference)
 
 

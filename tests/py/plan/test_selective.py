@@ -6,12 +6,15 @@ from __future__ import annotations
 import copy
 import pathlib
 import pickle
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import modscope
 import pytest
+from modscope._plan import selective
 from modscope._plan.file import KeptOperator, Plan, load_plan, plan_of
 from plan_models import Block, Net, Normalized, Twice
 from test_apply import train
@@ -147,10 +150,69 @@ class Calls(TorchDispatchMode):
 
 
 def calls_of_backward(model: nn.Module) -> Counter[str]:
-    loss = model(torch.randn(5, 16)).square().mean()
+    with Calls():  # without a mode in forward, none sees what is kept
+        loss = model(torch.randn(5, 16)).square().mean()
     with Calls() as calls:
         loss.backward()
     return calls.counts
+
+
+_bodies: Counter[str] = Counter()
+
+
+@torch.library.custom_op("modscope_selective::scale", mutates_args=())
+def scale(x: torch.Tensor, by: float) -> torch.Tensor:
+    _bodies["scale"] += 1
+    return torch.mul(x, by)
+
+
+scale.register_autograd(lambda ctx, gradient: (gradient * 3.0, None))
+
+
+def scales(first: Any, second: Any, x: torch.Tensor) -> torch.Tensor:
+    y = scale(first(x), 3.0)
+    return second(scale(y.sin(), 3.0).cos() * 2.0).tanh()
+
+
+def test_python_runs_for_the_operators_that_are_kept_and_for_no_others() -> None:
+    model = Model(Part(scales, whole))
+    names = "modscope_selective::scale", ADD
+    keep = {"Model.part": (KeptOperator(names[0], 2, 2), KeptOperator(ADD, 2, 2))}
+    modscope.apply(plan_of(["Model.part"], keep=keep), model)
+    asked: Counter[str] = Counter()
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        if event == "call" and frame.f_code in (selective._Keep.run.__code__, selective._Reuse.run.__code__):
+            asked[frame.f_locals["operator"].name()] += 1
+
+    x = torch.randn(5, 16)
+    model(x).sum().backward()
+    _bodies.clear()
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        model(x).sum().backward()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    # Both in forward, and again in the recomputation; the second scale is not computed there.
+    assert (asked[names[0]], asked[ADD], asked["aten::sin"], asked["aten::cos"]) == (4, 4, 0, 0)
+    assert _bodies == {"scale": 3}
+
+
+def test_kernels_and_a_mode_keep_the_same() -> None:
+    torch.manual_seed(0)
+    model = Model(Part(scales, whole))
+    keep = {"Model.part": (KeptOperator("modscope_selective::scale", 2, 2), KeptOperator("aten::mul.Tensor", 1))}
+    planned = copy.deepcopy(model)
+    modscope.apply(plan_of(["Model.part"], keep=keep), planned)
+    x = torch.randn(5, 16)
+    expected = train(model, x)
+    with Calls():
+        by_mode = train(copy.deepcopy(planned), x)
+    by_kernels = train(planned, x)
+    assert all(torch.equal(a, b) for a, b in zip(expected, by_mode, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(expected, by_kernels, strict=True))
 
 
 def test_what_is_kept_is_not_computed_again() -> None:

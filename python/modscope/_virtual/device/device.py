@@ -70,6 +70,10 @@ _installed: list[VirtualDevice] = []
 """The installed device, if there is one: it stays installed until it is removed, even if the caller drops it."""
 
 
+def is_installed() -> bool:
+    return bool(_installed)
+
+
 class VirtualDevice:
     """One virtual GPU, or those of a node. While it is installed, torch reports it in this process."""
 
