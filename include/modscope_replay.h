@@ -242,6 +242,8 @@ int ms_replay_edit_offload(ms_replay_edit *edit, uint32_t call, uint32_t to);
 int ms_replay_edit_end(ms_replay_edit *edit, uint32_t block, uint32_t end);
 /* Replay only the events before this one. */
 int ms_replay_edit_stop(ms_replay_edit *edit, uint32_t event);
+/* Stop a replay as soon as more is reserved: where the peak of its result is above `bytes`, it is a lower bound. */
+void ms_replay_edit_stop_above(ms_replay_edit *edit, uint64_t bytes);
 /* zero_grad(set_to_none=True): a gradient that lives on into the next step is freed when that begins. In the next
  * backward the gradient that is computed takes its place, instead of being added to it and freed. *count, which may be
  * NULL, gets the number of such gradients. */
@@ -351,9 +353,10 @@ int ms_replay_run(const ms_replay_stream *stream, const ms_replay_edit *edit, ui
 
 /* What is reserved with checkpoints depends on when Python lets go of tensors that autograd does not keep, which
  * captures do not note: a variable lives longer than a part of an expression. Replay an edit so many times more, each
- * time with other ends of such blocks, equal ones in equal calls. *least and *most, which have the result of the edit
- * itself, get the lowest and highest reserved peak of all. MS_ENOMEM. */
-int ms_replay_run_variants(const ms_replay_stream *stream, ms_replay_edit *edit, uint32_t device,
+ * time with other ends of such blocks, equal ones in equal calls; in several threads, where that is faster. *least and
+ * *most, which have the result of the edit itself, get the lowest and highest reserved peak of all, or of those until
+ * one is above where the edit stops replays. MS_ENOMEM. */
+int ms_replay_run_variants(const ms_replay_stream *stream, const ms_replay_edit *edit, uint32_t device,
                            const ms_allocator_settings *settings, uint32_t variants, uint64_t *least, uint64_t *most);
 
 /* ---- which modules to checkpoint so that no moment needs more than a target, chosen greedily: cover.c ----

@@ -97,7 +97,7 @@ PORTABLE = set(
     calloc free malloc memchr memcmp memcpy memmove memset qsort realloc snprintf sscanf strchr strcmp strlen strtod
     strtoull vsnprintf assert errno
     access clock_gettime close fcntl fstat ftruncate nanosleep open pread pwrite read readlink sched_yield sigfillset
-    stat
+    stat sysconf
     pthread_cond_broadcast pthread_cond_destroy pthread_cond_init pthread_cond_signal pthread_cond_wait pthread_create
     pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock pthread_mutex_unlock pthread_once
     pthread_sigmask

@@ -164,6 +164,15 @@ static bool apply_stop(struct editing *of, PyObject *arguments)
            is_done(of, ms_replay_edit_stop(of->edit, event), "stop: there is no such event", 0);
 }
 
+static bool apply_stop_above(struct editing *of, PyObject *arguments)
+{
+    unsigned long long bytes;
+    if (!PyArg_ParseTuple(arguments, "K:stop_above", &bytes))
+        return false;
+    ms_replay_edit_stop_above(of->edit, bytes);
+    return true;
+}
+
 static bool apply_zero_grad(struct editing *of, PyObject *arguments)
 {
     uint64_t count = 0;
@@ -289,6 +298,7 @@ static bool apply_edit(struct editing *of, PyObject *item)
                  {"insert", apply_insert},
                  {"end", apply_end},
                  {"stop", apply_stop},
+                 {"stop_above", apply_stop_above},
                  {"zero_grad", apply_zero_grad},
                  {"save_on_cpu", apply_save_on_cpu},
                  {"batch", apply_batch},

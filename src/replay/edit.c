@@ -17,7 +17,11 @@ ms_replay_edit *ms_replay_edit_open(const ms_replay_stream *stream)
         free(marks);
         return NULL;
     }
-    *edit = (ms_replay_edit){.stream = stream, .blocks = blocks, .marks = marks, .last_event = stream->event_count};
+    *edit = (ms_replay_edit){.stream = stream,
+                             .blocks = blocks,
+                             .marks = marks,
+                             .last_event = stream->event_count,
+                             .most_reserved = UINT64_MAX};
     for (uint32_t i = 0; i < stream->block_count; i++)
         blocks[i] = (ms__replay_changed_block){
             .bytes = stream->blocks[i].requested, .device = stream->blocks[i].device, .end = stream->blocks[i].drop};

@@ -49,9 +49,10 @@ struct ms_replay_edit {
     ms__replay_edited_call *calls;
     uint32_t call_count;
     size_t call_room;
-    uint8_t *marks;      /* by call: MS_REPLAY_IS_EDITED, MS_REPLAY_HAS_EDITED */
-    uint32_t last_event; /* the replay ends before it */
-    uint32_t variant;    /* see ms__replay_varied_end */
+    uint8_t *marks;         /* by call: MS_REPLAY_IS_EDITED, MS_REPLAY_HAS_EDITED */
+    uint32_t last_event;    /* the replay ends before it */
+    uint64_t most_reserved; /* and where more is reserved */
+    uint32_t variant;       /* see ms__replay_varied_end */
 };
 
 /* numerator / denominator as many bytes, rounded up; 2^62 at most. */

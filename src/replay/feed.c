@@ -60,7 +60,7 @@ int ms__replay_feed_hold(ms__replay_feed *feed, ms__replay_held *held, uint64_t 
     }
     held->bytes = bytes;
     update_figures(feed);
-    return MS_OK;
+    return feed->edit && feed->reserved > feed->edit->most_reserved ? MS_EDEVICE : MS_OK; /* the replay ends */
 }
 
 int ms__replay_feed_hold_block(ms__replay_feed *feed, uint32_t block, uint64_t bytes)
@@ -260,21 +260,4 @@ int ms_replay_run(const ms_replay_stream *stream, const ms_replay_edit *edit, ui
     free(feed.temporary);
     free(feed.actions);
     return error == MS_EDEVICE ? MS_OK : error;
-}
-
-int ms_replay_run_variants(const ms_replay_stream *stream, ms_replay_edit *edit, uint32_t device,
-                           const ms_allocator_settings *settings, uint32_t variants, uint64_t *least, uint64_t *most)
-{
-    int error = MS_OK;
-    ms_replay_result result;
-    for (uint32_t i = 1; !error && edit && edit->call_count && i <= variants; i++) {
-        edit->variant = i;
-        error = ms_replay_run(stream, edit, device, settings, NULL, &result);
-        raise_to(most, error ? 0 : result.reserved_peak);
-        if (!error && result.reserved_peak < *least)
-            *least = result.reserved_peak;
-    }
-    if (edit)
-        edit->variant = 0;
-    return error;
 }

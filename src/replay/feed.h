@@ -81,7 +81,8 @@ typedef struct ms__replay_feed {
 
 /* ---- feed.c ---- */
 
-/* Request the bytes on the stream; 0 bytes: do nothing. MS_EDEVICE: the request fails, and the result says so. */
+/* Request the bytes on the stream; 0 bytes: do nothing. MS_EDEVICE: the replay ends, as the request fails, which the
+ * result says, or as more is reserved than the edit allows. */
 int ms__replay_feed_hold(ms__replay_feed *feed, ms__replay_held *held, uint64_t bytes, uint64_t stream);
 int ms__replay_feed_hold_block(ms__replay_feed *feed, uint32_t block, uint64_t bytes);
 /* Free it, if it is held. */

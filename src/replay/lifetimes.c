@@ -22,6 +22,11 @@ int ms_replay_edit_stop(ms_replay_edit *edit, uint32_t event)
     return MS_OK;
 }
 
+void ms_replay_edit_stop_above(ms_replay_edit *edit, uint64_t bytes)
+{
+    edit->most_reserved = bytes;
+}
+
 /* ---- gradients ---- */
 
 /* A gradient that lives on into another step, and the block that holds it now. */

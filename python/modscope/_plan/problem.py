@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from modscope import _capture
@@ -101,6 +102,8 @@ class Problem:
         capture.check_allocator()
         self._verified: dict[Choice, Verified] = {}
         self._ranges: dict[Choice, tuple[int, int]] = {}
+        self._above: dict[tuple[Choice, bool], int] = {}
+        """Budgets that choices do not fit, if one is careful or not."""
         self.is_cpu = device == "cpu"
         self.step = step_time(capture)
         self.candidates = self._find_candidates()
@@ -230,6 +233,25 @@ class Problem:
         """The peak. Of a device without a caching allocator, what is allocated."""
         return self.verify(choice).reserved
 
+    def fits(self, choice: Choice, budget: int, is_careful: bool = False) -> bool:
+        """Whether no more is reserved with a choice, or, ``is_careful``, whatever is not known of lifetimes. A replay
+        ends where it is known that it does not."""
+        known, variants = self._verified.get(choice), _VARIANTS if is_careful and not self.is_cpu else 0
+        above = max(self._above.get((choice, False), -1), self._above.get((choice, is_careful), -1))
+        if above >= budget or (known is not None and known.reserved > budget):
+            return False
+        if known is not None and (not variants or choice in self._ranges):
+            return not variants or self._ranges[choice][1] <= budget
+        replay = self._replay(choice, variants=variants, limit=budget)
+        if replay["reserved_peak"] <= budget:
+            self._verified[choice] = _verified(replay)
+        if replay["reserved_range"][1] > budget:
+            self._above[choice, replay["reserved_peak"] <= budget] = budget
+            return False
+        if variants:
+            self._ranges[choice] = replay["reserved_range"]
+        return True
+
     def range_of(self, choice: Choice) -> tuple[int, int]:
         """The least and the most that may be reserved. How long Python holds the tensors of a checkpointed module is
         not in the capture, and other lifetimes leave other gaps."""
@@ -238,15 +260,17 @@ class Problem:
             self._ranges[choice] = replay["reserved_range"]
         return self._ranges[choice]
 
-    def _replay(self, choice: Iterable[int], points: int = 0, variants: int = 0) -> _capture.Replay:
-        return self.capture.replay(self.device, self.edits(choice), points=points, folded=True, variants=variants)
+    def _replay(
+        self, choice: Iterable[int], points: int = 0, variants: int = 0, limit: int | None = None
+    ) -> _capture.Replay:
+        edits = [*self.edits(choice), *([] if limit is None else [("stop_above", limit)])]
+        return self.capture.replay(self.device, edits, points=points, folded=True, variants=variants)
 
     def _measure(self) -> list[Row]:
         without = [point[3] for point in self._replay((), _POINTS)["curve"]]
-        saved = []
-        for i in range(len(self.candidates)):
-            curve = self._replay((i,), _POINTS)["curve"]
-            saved.append([before - point[3] for before, point in zip(without, curve)])
+        with ThreadPoolExecutor() as threads:
+            replays = threads.map(lambda i: self._replay((i,), _POINTS)["curve"], range(len(self.candidates)))
+            saved = [[before - point[3] for before, point in zip(without, curve)] for curve in replays]
         return _reduce(without, saved)
 
 

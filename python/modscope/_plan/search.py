@@ -113,13 +113,16 @@ class Search:
         """The fewest first of them that fit, if a step takes no longer with them than ``most``."""
 
         def fits(count: int) -> bool:
-            return self._needed(frozenset(members[:count]), budget) <= budget
+            return self._fits(frozenset(members[:count]), budget)
 
         if not fits(len(members)):
             return None
         count = 1 + bisect.bisect_left(range(1, len(members)), True, key=fits)
         choice = frozenset(members[:count])
         return choice if self._seconds(choice) <= most and fits(count) else None
+
+    def _fits(self, choice: Choice, budget: int) -> bool:
+        return self._problem.fits(choice, budget, self._is_careful)
 
     def _needed(self, choice: Choice, budget: int) -> int:
         """What has to fit the budget."""
@@ -142,18 +145,18 @@ class Search:
             choice = self._cover(target)
             if choice is None:
                 break
-            excess = self._needed(choice, budget) - budget
-            if excess <= 0:
-                return self._cheapest(self._prune(choice, budget), budget)
-            target -= max(excess, _LEAST_STEP)
+            pruned = self._prune(choice, budget)
+            if pruned is not None:
+                return self._cheapest(pruned, budget)
+            target -= max(self._needed(choice, budget) - budget, _LEAST_STEP)
         return self._cheapest(None, budget)
 
     def _cheapest(self, found: Choice | None, budget: int) -> Choice | None:
         """What was found, or what is left of a choice that saves much and costs less even as a whole."""
         for choice in self.deep_choices:
             is_cheaper = found is None or self._cost(choice) < self._cost(found)
-            if is_cheaper and self._needed(choice, budget) <= budget:
-                found = self._prune(choice, budget)
+            if is_cheaper and (pruned := self._prune(choice, budget)) is not None:
+                found = pruned
         return found
 
     def _cover(self, target: int) -> Choice | None:
@@ -162,12 +165,31 @@ class Search:
         chosen = self._greedily.choose(target)
         return None if chosen is None else frozenset(chosen)
 
-    def _prune(self, choice: Choice, budget: int) -> Choice:
-        """Leave out what is not needed, the most expensive first."""
-        for i in sorted(choice, key=lambda i: (-self._costs[i], -i)):
-            without = choice - {i}
-            if self._needed(without, budget) <= budget:
-                choice = without
+    def _prune(self, choice: Choice, budget: int) -> Choice | None:
+        """Leave out what is not needed, the most expensive first. None: the choice does not fit.
+
+        What may be reserved at most takes many replays. So it is asked of what is left at the end first, and then of
+        half as much less, until it fits."""
+        order = sorted(choice, key=lambda i: (-self._costs[i], -i))
+        if not self._problem.fits(choice, budget):
+            return None
+        left = [(choice, 0)]  # after the first ones of the order were tried
+        for tried, i in enumerate(order, 1):
+            without = left[-1][0] - {i}
+            if self._problem.fits(without, budget):
+                left.append((without, tried))
+        if not self._is_careful:
+            return left[-1][0]
+        fitting, not_fitting, at = -1, len(left), len(left) - 1
+        while not_fitting - fitting > 1:
+            fitting, not_fitting = (at, not_fitting) if self._fits(left[at][0], budget) else (fitting, at)
+            at = (fitting + not_fitting) // 2
+        if fitting < 0:
+            return None
+        choice, tried = left[fitting]
+        for i in order[tried:]:
+            if self._fits(choice - {i}, budget):
+                choice -= {i}
         return choice
 
     def least(self) -> Choice:
@@ -232,13 +254,15 @@ class Search:
         target = budget if found is None else min(budget, budget - self._excess(found))
         for _ in range(self._solutions):
             solution = first if target >= budget else _plan_highs.solve(self._costs, rows, chains, target)
-            excess = 0 if solution is None else self._needed(solution.choice, budget) - budget
-            if solution is not None and excess <= 0:
-                best = self._cheaper(self._prune(solution.choice, budget), best)
+            pruned = None if solution is None else self._prune(solution.choice, budget)
+            if pruned is not None:
+                best = self._cheaper(pruned, best)
                 low = target
             else:
                 high = target
-            lower = target - max(excess, _LEAST_STEP) if solution is not None else 0
+            lower = 0
+            if solution is not None and best is None:
+                lower = target - max(self._needed(solution.choice, budget) - budget, _LEAST_STEP)
             target = (low + high) // 2 if best is not None else lower
             if target <= 0 or high - low < _LEAST_STEP or (best is not None and self._is_nearly(best, first)):
                 break

@@ -225,6 +225,12 @@ TEST(a_block_may_end_earlier_or_later)
     CHECK_EQ(ms_replay_edit_end(edit, block, MS_REPLAY_NONE), MS_OK);
     CHECK(peak() >= before);
     CHECK_EQ(ms_replay_edit_stop(edit, stream->event_count + 1), MS_EINVAL);
+    uint64_t whole = peak();
+    ms_replay_edit_stop_above(edit, whole);
+    CHECK_EQ(peak(), whole);
+    ms_replay_edit_stop_above(edit, 0);
+    CHECK(peak() > 0 && peak() < whole);
+    CHECK(!result.failed);
     unload();
 }
 

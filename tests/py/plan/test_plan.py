@@ -281,6 +281,9 @@ def test_a_plan_is_found_if_only_its_prediction_fits(tmp_path: pathlib.Path) -> 
         def reserved(self, choice: Choice) -> int:
             return problem_class(self, choice) + more
 
+        def fits(self, choice: Choice, budget: int, is_careful: bool = False) -> bool:
+            return self.reserved(choice) <= budget
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("modscope._plan.plan.Problem", Gaps)
         made, _ = make_plan("train.py", capture, "cpu", budget, verify=verification(problem, problem.reserved))
@@ -322,6 +325,9 @@ def test_a_plan_that_may_need_more_is_avoided(tmp_path: pathlib.Path) -> None:
         def range_of(self, choice: Choice) -> tuple[int, int]:
             reserved = self.reserved(choice)
             return reserved, reserved + (highest if choice == risky.choice else 0)
+
+        def fits(self, choice: Choice, budget: int, is_careful: bool = False) -> bool:
+            return self.range_of(choice)[1 if is_careful else 0] <= budget
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("modscope._plan.plan.Problem", Uncertain)

@@ -176,6 +176,12 @@ def test_variants_are_replays_with_other_lifetimes(tmp_path: pathlib.Path) -> No
     assert least <= result["reserved_peak"] < most  # a variable lives until the call has ended
     assert plain.replay(0, checkpoints, caching=False)["reserved_range"] == (result["reserved_peak"],) * 2
     assert len(set(plain.replay(0, variants=12)["reserved_range"])) == 1  # without checkpoints all is known
+    stopped = plain.replay(0, [*checkpoints, ("stop_above", most)], caching=False, variants=12)
+    assert stopped == result
+    between = plain.replay(0, [*checkpoints, ("stop_above", most - 1)], caching=False, variants=12)
+    assert between["reserved_peak"] < between["reserved_range"][1] == most
+    below = plain.replay(0, [*checkpoints, ("stop_above", least - 1)], caching=False, variants=12)
+    assert least <= below["reserved_peak"] == below["reserved_range"][1] and below["replayed"] < result["replayed"]
 
 
 def test_the_replay_of_a_run_is_its_peak(tmp_path: pathlib.Path) -> None:
