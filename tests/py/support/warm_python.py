@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import importlib.util
 import io
@@ -31,6 +32,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
@@ -38,6 +40,10 @@ _StartedProcess = subprocess.Popen
 _exit = os._exit  # before a recording replaces it
 _TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PATH: list[str] = []  # a new Python's sys.path
+_IMPORTED = (
+    *("_native", "_predict.text", "_record.record", "_record.run", "_virtual.device.device"),
+    *("_cli.predict", "_predict.in_script", "_predict.recording"),
+)
 _filters_at_import = list(warnings.filters)
 _server: socket.socket | None = None
 """Requests are sent here. The process ends when all copies of this end are closed, at the latest when pytest ends."""
@@ -250,35 +256,53 @@ def _be_server(tests: socket.socket) -> NoReturn:
 def _serve(tests: socket.socket, programs: socket.socket) -> dict[str, Any]:
     """In a fork: what to run. The process itself ends with the requests of the tests."""
     imported = False
+    replies: dict[int, IO[bytes]] = {}  # by pid
+    ended, woken = socket.socketpair()
+    for end in (ended, woken):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None), signal.set_wakeup_fd(woken.fileno())
     while True:
-        text, files, _, _ = socket.recv_fds(select.select([tests, programs], [], [])[0][0], 1 << 20, 4)
+        ready = select.select([ended, tests, programs], [], [])[0][0]
+        if ready is ended:
+            ended.recv(1 << 10)
+            _tell_what_ended(replies)
+            continue
+        text, files, _, _ = socket.recv_fds(ready, 1 << 20, 4)
         if not text:
             _exit(0)
         if not imported:
             imported = True
-            for name in ("_native", "_predict.text", "_record.record", "_virtual.device.device"):
+            for name in _IMPORTED:
                 importlib.import_module(f"modscope.{name}")
-        if os.fork() == 0:  # It waits for the program, so that several may run at once.
+            # Each fork would write to all objects of the imports, and so copy them: where it searches objects, and where
+            # it ends with what torch registered.
+            gc.freeze()
+            for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+                finalizer.atexit = False
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1), signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (tests, programs, ended, woken, *replies.values()):
+                end.close()
             *streams, reply = files
-            pid = os.fork()
-            if pid == 0:
-                tests.close(), programs.close(), os.close(reply)
-                for number, stream in enumerate(streams):
-                    os.dup2(stream, number)
-                    if stream > 2:
-                        os.close(stream)
-                request: dict[str, Any] = json.loads(text)
-                return request
-            for stream in streams:
-                os.close(stream)
-            os.write(reply, b"%d\n" % pid)
-            os.write(reply, b"%d\n" % os.waitpid(pid, 0)[1])
-            _exit(0)
+            os.close(reply)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+                if stream > 2:
+                    os.close(stream)
+            request: dict[str, Any] = json.loads(text)
+            return request
+        replies[pid] = open(files.pop(), "wb", buffering=0)
+        replies[pid].write(b"%d\n" % pid)
         for file in files:
             os.close(file)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+
+
+def _tell_what_ended(replies: dict[int, IO[bytes]]) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            with replies.pop(ended[0]) as reply, contextlib.suppress(BrokenPipeError):
+                reply.write(b"%d\n" % ended[1])
 
 
 def _streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper, io.TextIOWrapper]:
