@@ -9,6 +9,8 @@
  *            allocated <= reserved <= capacity
  * Versions   torch 2.12 and 2.13 changed which of several equally large free blocks is taken (ms_tie_order). Everything
  *            else modelled here is the same in torch 2.4 to 2.15.
+ * Pools      A private pool (of CUDA graphs and torch.cuda.MemPool) has segments of its own; everything else is in the
+ * default pool, 0. The number of a request's pool is in the upper bits of its stream (ms_stream_in_pool).
  * Errors     Functions return MS_OK or a negative MS_E* code. After MS_ENOMEM (this process has no memory for the model
  *            itself) the allocated blocks are what they were before.
  * Cost       O(log n) an event, where n is the number of free blocks.
@@ -80,6 +82,10 @@ int ms_allocator_apply(ms_allocator *allocator, const char *text, char *error, s
 /* The program requests memory on a stream. On MS_OK *allocation is what it gets; NULL for 0 bytes, which no memory is
  * taken for. MS_EDEVICE: the request fails, as it would with torch.OutOfMemoryError. */
 int ms_allocator_malloc(ms_allocator *allocator, uint64_t bytes, uint64_t stream, ms_allocation **allocation);
+/* As ms_allocator_malloc, at this address, which must be in a free block with enough room: a pool becomes again what it
+ * was before. MS_EINVAL: it is not. */
+int ms_allocator_malloc_at(ms_allocator *allocator, uint64_t bytes, uint64_t stream, uint64_t address,
+                           ms_allocation **allocation);
 /* The program frees it. NULL is allowed. */
 void ms_allocator_free(ms_allocator *allocator, ms_allocation *allocation);
 /* torch's Tensor.record_stream: when the allocation is freed, it cannot be used again before the next request, or,
@@ -91,6 +97,33 @@ void ms_allocator_delay_events(ms_allocator *allocator, bool delay);
 void ms_allocator_synchronize(ms_allocator *allocator);
 /* torch.cuda.empty_cache(): give every segment that is free back to the GPU. */
 int ms_allocator_empty_cache(ms_allocator *allocator);
+
+/* ---- private pools ---- */
+/* While a program allocates in one, torch gives nothing back to the GPU to make room, and what was freed but is used on
+ * another stream stays so. A pool that has users keeps its memory; that of others goes back as that of the default
+ * pool. A pool has one user from its first request on, unless it had others before. */
+#define MS_POOL_SHIFT 48
+#define MS_MOST_POOLS ((UINT64_C(1) << 13) - 1)
+static inline uint64_t ms_stream_in_pool(uint64_t stream, uint64_t pool)
+{
+    return stream | pool << MS_POOL_SHIFT;
+}
+static inline uint64_t ms_pool_of_stream(uint64_t stream)
+{
+    return stream >> MS_POOL_SHIFT;
+}
+
+typedef enum ms_pool_flags {
+    MS_POOL_ON_OOM = 1,  /* its free blocks serve requests for the default pool for which the GPU has no memory */
+    MS_POOL_NO_SPLIT = 2 /* a request gets a whole segment */
+} ms_pool_flags;
+
+/* The pool has one more user. `flags`, of ms_pool_flags, count where they are set first. MS_ENOMEM: nothing changes. */
+int ms_allocator_hold_pool(ms_allocator *allocator, uint64_t pool, unsigned flags);
+/* It has one user less. */
+void ms_allocator_release_pool(ms_allocator *allocator, uint64_t pool);
+/* Give the free segments of a pool without users back to the GPU: what torch does when a MemPool dies. */
+int ms_allocator_empty_pool(ms_allocator *allocator, uint64_t pool);
 
 /* The size of the block, which is the request or more, its virtual address, and what was requested. */
 uint64_t ms_allocation_bytes(const ms_allocation *allocation);
@@ -105,7 +138,8 @@ typedef enum ms_block_state {
 } ms_block_state;
 typedef struct ms_block_info {
     uint64_t address, bytes, requested; /* requested: 0 unless the block is given or waiting */
-    uint64_t stream, segment_address, segment_bytes;
+    uint64_t stream, pool, segment_address, segment_bytes;
+    uint64_t name; /* what the caller calls it (ms_allocation_set_name) */
     ms_block_state state;
     bool is_small;      /* of the pool for small requests */
     bool is_expandable; /* its segment is */
@@ -180,9 +214,14 @@ typedef enum ms_log_kind {
     MS_LOG_FREE,     /* value: the number of the allocation */
     MS_LOG_EMPTY_CACHE,
     MS_LOG_STREAM,  /* value: the stream of the next allocation, which is 0 unless it is said */
-    MS_LOG_OPERATOR /* value: a number of 32 bits for the operator that allocates from now on; 0: not known */
+    MS_LOG_OPERATOR, /* value: a number of 32 bits for the operator that allocates from now on; 0: not known */
+    MS_LOG_HOLD,     /* a private pool has one more user; value: the pool, and above MS_LOG_POOL_BITS its flags */
+    MS_LOG_RELEASE   /* ... one user less. With a flag: its free segments are given back */
 } ms_log_kind;
 #define MS_LOG_KIND_BITS 3
+#define MS_LOG_POOL_BITS 16
+/* Do what an entry of MS_LOG_HOLD or MS_LOG_RELEASE says. */
+int ms_allocator_log_pool(ms_allocator *allocator, ms_log_kind kind, uint64_t value);
 
 /* What decides how the allocator answers from now on, as numbers: its blocks, which of them lie beside each other, and
  * in which order it prefers them. If two states are equal, and with them the names that the caller gave to the

@@ -186,6 +186,10 @@ static int replay_log(ms_allocator *allocator, const uint64_t *log, size_t count
         case MS_LOG_STREAM:
             stream = value;
             break;
+        case MS_LOG_HOLD:
+        case MS_LOG_RELEASE:
+            error = ms_allocator_log_pool(allocator, (ms_log_kind)kind_of_entry(log[i]), value);
+            break;
         case MS_LOG_OPERATOR:
             break;
         default:

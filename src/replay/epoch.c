@@ -204,6 +204,10 @@ static int replay_entries(struct run *run, size_t from, size_t to, uint64_t *mad
         case MS_LOG_STREAM:
             stream = value;
             break;
+        case MS_LOG_HOLD:
+        case MS_LOG_RELEASE:
+            error = ms_allocator_log_pool(run->allocator, run->epoch->log[i] & ((1U << MS_LOG_KIND_BITS) - 1), value);
+            break;
         default:
             break;
         }
@@ -377,6 +381,8 @@ static int act(struct run *run, uint32_t batch, const struct ms__epoch_variant *
             free_earlier(run, batch, action);
         } else if (action->kind == MS_LOG_EMPTY_CACHE) {
             error = ms_allocator_empty_cache(run->allocator);
+        } else if (action->kind == MS_LOG_HOLD || action->kind == MS_LOG_RELEASE) {
+            error = ms_allocator_log_pool(run->allocator, (ms_log_kind)action->kind, action->value);
         } else {
             stream = action->value;
         }

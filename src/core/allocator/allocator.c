@@ -65,6 +65,7 @@ void ms_allocator_close(ms_allocator *allocator)
 {
     if (!allocator)
         return;
+    ms__free_pools(allocator);
     ms__free_memory(allocator);
     allocator->memory.free(allocator->memory.context, allocator);
 }
@@ -81,7 +82,7 @@ static uint32_t divisions_for(const ms_allocator_settings *settings, uint64_t by
     return settings->roundup_divisions[at < MS_ROUNDUP_INTERVALS ? at : MS_ROUNDUP_INTERVALS - 1];
 }
 
-static uint64_t round_size(const ms_allocator_settings *settings, uint64_t bytes)
+uint64_t ms__round_size(const ms_allocator_settings *settings, uint64_t bytes)
 {
     if (bytes < MS__MIN_BLOCK)
         return MS__MIN_BLOCK;
@@ -157,7 +158,7 @@ void ms_allocator_free(ms_allocator *allocator, ms_allocation *block)
     }
 }
 
-static void finish_events(ms_allocator *allocator)
+void ms__finish_events(ms_allocator *allocator)
 {
     /* In the order in which they were freed. */
     struct ms_allocation *ordered = NULL;
@@ -188,27 +189,29 @@ void ms_allocator_delay_events(ms_allocator *allocator, bool delay)
 
 void ms_allocator_synchronize(ms_allocator *allocator)
 {
-    finish_events(allocator);
+    ms__finish_events(allocator);
 }
 
 int ms_allocator_empty_cache(ms_allocator *allocator)
 {
     allocator->stats.synchronizations++;
-    finish_events(allocator);
-    return ms__release_free(allocator) ? MS_OK : MS_ENOMEM;
+    ms__finish_events(allocator);
+    return ms__release_free(allocator, MS__EVERY_POOL) ? MS_OK : MS_ENOMEM;
 }
 
 /* ---- requests ---- */
 static bool should_split(const ms_allocator *allocator, const struct ms_allocation *block, uint64_t size)
 {
     uint64_t rest = block->size - size;
+    const struct ms__private_pool *pool = ms__find_pool(allocator, ms_pool_of_stream(block->stream));
+    if (pool && pool->flags & MS_POOL_NO_SPLIT)
+        return false;
     if (block->pool->small || allocator->settings.expandable_segments)
         return rest >= MS__MIN_BLOCK;
     return size < allocator->settings.max_split_size && rest > MS__SMALL_REQUEST;
 }
 
-/* Divide a block into a new one of this size, which is returned, and the rest, which becomes free. */
-static struct ms_allocation *split(ms_allocator *allocator, struct ms_allocation *rest, uint64_t size)
+struct ms_allocation *ms__split(ms_allocator *allocator, struct ms_allocation *rest, uint64_t size)
 {
     bool was_split = ms__is_split(rest);
     struct ms_allocation *block = ms__make_block(allocator, rest, rest->address, size);
@@ -234,14 +237,39 @@ static int take_memory(ms_allocator *allocator, const struct ms__request *reques
         ms__collect_garbage(allocator);
     if ((*block = ms__take_segment(allocator, request)) != NULL)
         return MS_OK;
+    if ((*block = ms__take_on_oom(allocator, request)) != NULL)
+        return MS_OK;
     if (ms__release_oversize(allocator, request) && (*block = ms__take_segment(allocator, request)) != NULL)
         return MS_OK;
+    if (ms_pool_of_stream(request->stream))
+        return MS_EDEVICE;
     int error = ms_allocator_empty_cache(allocator);
     if (error || !ms__reserve_blocks(allocator, 4))
         return MS_ENOMEM;
     allocator->stats.retries++;
     *block = ms__take_segment(allocator, request);
     return *block ? MS_OK : MS_EDEVICE;
+}
+
+void ms__give(ms_allocator *allocator, struct ms_allocation *block, uint64_t requested)
+{
+    ms_allocator_stats *stats = &allocator->stats;
+    block->given = true;
+    block->requested = requested;
+    ms__stats_add(stats->allocations, block->pool, 1);
+    ms__stats_add(stats->allocated_bytes, block->pool, block->size);
+    ms__stats_add(stats->active, block->pool, 1);
+    ms__stats_add(stats->active_bytes, block->pool, block->size);
+    ms__stats_add(stats->requested_bytes, block->pool, requested);
+    if (block->size >= allocator->settings.max_split_size)
+        ms__stat_add(&stats->oversize_allocations, 1);
+}
+
+/* A whole free block is given to the program. */
+static void leave_free(ms_allocator *allocator, const struct ms_allocation *block)
+{
+    if (ms__is_split(block))
+        count_inactive_split(allocator, block, -1, -(int64_t)block->size);
 }
 
 int ms_allocator_malloc(ms_allocator *allocator, uint64_t bytes, uint64_t stream, ms_allocation **allocation)
@@ -255,11 +283,13 @@ int ms_allocator_malloc(ms_allocator *allocator, uint64_t bytes, uint64_t stream
         return MS_EDEVICE;
     }
     /* A request makes at most four blocks: a new segment, what stays unmapped of it, the block itself and the rest. */
-    if (!ms__reserve_blocks(allocator, 4))
+    uint64_t pool = ms_pool_of_stream(stream);
+    if (!ms__reserve_blocks(allocator, 4) ||
+        (pool && !ms__find_pool(allocator, pool) && ms_allocator_hold_pool(allocator, pool, 0) != MS_OK))
         return MS_ENOMEM;
-    if (allocator->waiting && !allocator->delay_events)
-        finish_events(allocator);
-    uint64_t size = round_size(&allocator->settings, bytes);
+    if (allocator->waiting && !allocator->delay_events && !pool)
+        ms__finish_events(allocator);
+    uint64_t size = ms__round_size(&allocator->settings, bytes);
     struct ms__request request = {
         .bytes = bytes,
         .size = size,
@@ -276,18 +306,50 @@ int ms_allocator_malloc(ms_allocator *allocator, uint64_t bytes, uint64_t stream
         }
     }
     if (should_split(allocator, block, size))
-        block = split(allocator, block, size);
-    else if (ms__is_split(block))
-        count_inactive_split(allocator, block, -1, -(int64_t)block->size);
-    block->given = true;
-    block->requested = bytes;
-    ms__stats_add(stats->allocations, block->pool, 1);
-    ms__stats_add(stats->allocated_bytes, block->pool, block->size);
-    ms__stats_add(stats->active, block->pool, 1);
-    ms__stats_add(stats->active_bytes, block->pool, block->size);
-    ms__stats_add(stats->requested_bytes, block->pool, bytes);
-    if (block->size >= allocator->settings.max_split_size)
-        ms__stat_add(&stats->oversize_allocations, 1);
+        block = ms__split(allocator, block, size);
+    else
+        leave_free(allocator, block);
+    ms__give(allocator, block, bytes);
+    *allocation = block;
+    return MS_OK;
+}
+
+static struct ms_allocation *free_block_at(const ms_allocator *allocator, uint64_t stream, uint64_t address,
+                                           uint64_t size)
+{
+    for (struct ms__slab *slab = allocator->slabs; slab; slab = slab->next)
+        for (int i = 0; i < MS__SLAB_BLOCKS; i++) {
+            struct ms_allocation *block = &slab->blocks[i];
+            if (block->segment && block->mapped && !block->given && !block->used_elsewhere && block->stream == stream &&
+                block->address <= address && address - block->address <= block->size &&
+                size <= block->size - (address - block->address))
+                return block;
+        }
+    return NULL;
+}
+
+int ms_allocator_malloc_at(ms_allocator *allocator, uint64_t bytes, uint64_t stream, uint64_t address,
+                           ms_allocation **allocation)
+{
+    *allocation = NULL;
+    uint64_t size = bytes <= MAX_REQUEST ? ms__round_size(&allocator->settings, bytes) : MAX_REQUEST;
+    struct ms_allocation *block = free_block_at(allocator, stream, address, size);
+    if (!block || address % MS__MIN_BLOCK)
+        return MS_EINVAL;
+    if (!ms__reserve_blocks(allocator, 4))
+        return MS_ENOMEM;
+    ms__remove_free(block);
+    if (address > block->address) {
+        struct ms_allocation *before = ms__split(allocator, block, address - block->address);
+        ms__remove_free(block);
+        ms__insert_free(allocator, before);
+        count_inactive_split(allocator, before, 1, (int64_t)before->size);
+    }
+    if (block->size > size)
+        block = ms__split(allocator, block, size);
+    else
+        leave_free(allocator, block);
+    ms__give(allocator, block, bytes);
     *allocation = block;
     return MS_OK;
 }

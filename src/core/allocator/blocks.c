@@ -76,7 +76,8 @@ static struct ms_allocation *next_on_stream(const struct ms_allocation *block)
 struct ms_allocation *ms__take_free(ms_allocator *allocator, const struct ms__request *request)
 {
     const ms_allocator_settings *settings = &allocator->settings;
-    request->pool->searches++;
+    if (!ms_pool_of_stream(request->stream)) /* garbage collection asks for the age of the default pool's blocks */
+        request->pool->searches++;
     struct ms__tree_key key = {.stream = request->stream, .size = request->size};
     struct ms__tree_node *found = ms__tree_find(&request->pool->free, &key);
     if (!found || found->key.stream != request->stream)

@@ -4,6 +4,9 @@
  *     free:      a tree of the blocks that may be given to a request
  *     unmapped:  a tree of the address ranges of expandable segments that no memory is behind
  *
+ * Blocks are given to requests of their own stream only. A private pool's number is a part of the stream, so that its
+ * blocks are in the same trees and are never given to others.
+ *
  *   segment  |  block  |  block  |     block     |       each block knows its neighbours in the segment
  *              given     free      given
  */
@@ -74,10 +77,18 @@ struct ms__slab {
     struct ms__segment segments[MS__SLAB_SEGMENTS];
 };
 
+struct ms__private_pool {
+    uint64_t number;
+    uint64_t users;
+    unsigned flags; /* of ms_pool_flags */
+    struct ms__private_pool *next;
+};
+
 struct ms_allocator {
     ms_allocator_settings settings;
     uint64_t allowed; /* the most bytes that may be reserved by memory_fraction; MS_UNLIMITED */
     struct ms__pool small, large;
+    struct ms__private_pool *private_pools;
     ms_allocator_stats stats;
     struct ms__addresses addresses;
     uint64_t next_placed; /* 0 if the caller gave none */
@@ -137,6 +148,14 @@ uint64_t ms__join(ms_allocator *allocator, struct ms_allocation *block, struct m
 /* Take the block for a request out of the free ones; NULL if none fits. */
 struct ms_allocation *ms__take_free(ms_allocator *allocator, const struct ms__request *request);
 
+/* ---- private pools (pools.c) ---- */
+struct ms__private_pool *ms__find_pool(const ms_allocator *allocator, uint64_t number); /* NULL: nobody used it */
+void ms__free_pools(ms_allocator *allocator);
+/* Whether free segments of the stream may go back to the GPU: those of pools with users may not. */
+bool ms__may_give_back(const ms_allocator *allocator, uint64_t stream);
+/* Take a free block of a private pool for a request that the GPU has no memory for; NULL if there is none. */
+struct ms_allocation *ms__take_on_oom(ms_allocator *allocator, const struct ms__request *request);
+
 /* ---- the GPU's memory (segments.c, expandable.c) ---- */
 /* A new block for the request, which is in no tree; NULL if the GPU has no memory for it. */
 struct ms_allocation *ms__take_segment(ms_allocator *allocator, const struct ms__request *request);
@@ -148,7 +167,15 @@ void ms__reserved_changed(ms_allocator *allocator, const struct ms_allocation *b
 bool ms__unmap_block(ms_allocator *allocator, struct ms_allocation *block);
 void ms__collect_garbage(ms_allocator *allocator);
 bool ms__release_oversize(ms_allocator *allocator, const struct ms__request *request);
-bool ms__release_free(ms_allocator *allocator);
+/* Of one private pool, or with MS__EVERY_POOL of all that may. */
+#define MS__EVERY_POOL UINT64_MAX
+bool ms__release_free(ms_allocator *allocator, uint64_t pool);
+void ms__finish_events(ms_allocator *allocator); /* of blocks that were used on other streams */
+/* Divide a block into a new one of this size, which is returned, and the rest, which becomes free. */
+struct ms_allocation *ms__split(ms_allocator *allocator, struct ms_allocation *rest, uint64_t size);
+/* Give a block that is in no tree to the program. */
+void ms__give(ms_allocator *allocator, struct ms_allocation *block, uint64_t requested);
+uint64_t ms__round_size(const ms_allocator_settings *settings, uint64_t bytes);
 
 /* ---- statistics ---- */
 static inline void ms__stat_add(ms_allocator_stat *stat, uint64_t amount)

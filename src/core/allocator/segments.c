@@ -58,6 +58,12 @@ static void give_back_segment(ms_allocator *allocator, struct ms_allocation *blo
     ms__spare_block(allocator, block);
 }
 
+/* Of the default pool. */
+static bool is_collectable(const struct ms_allocation *block)
+{
+    return !ms_pool_of_stream(block->stream) && !ms__is_split(block) && !block->segment->expandable;
+}
+
 static bool is_whole_segment(const struct ms_allocation *block)
 {
     return !ms__is_split(block) && !block->segment->expandable;
@@ -85,7 +91,7 @@ void ms__collect_garbage(ms_allocator *allocator)
         return;
     uint64_t ages = 0, count = 0, collected = 0;
     for (struct ms_allocation *block = first_free(pool); block; block = free_after(pool, &block->node.key))
-        if (is_whole_segment(block)) {
+        if (is_collectable(block)) {
             ages += pool->searches - block->freed_search;
             count++;
         }
@@ -95,7 +101,7 @@ void ms__collect_garbage(ms_allocator *allocator)
         for (struct ms_allocation *block = first_free(pool), *next; block; block = next) {
             next = free_after(pool, &block->node.key);
             uint64_t age = pool->searches - block->freed_search;
-            if (!is_whole_segment(block) || (double)age < mean_age)
+            if (!is_collectable(block) || (double)age < mean_age)
                 continue;
             any = true;
             collected += block->size;
@@ -132,11 +138,15 @@ bool ms__release_oversize(ms_allocator *allocator, const struct ms__request *req
     return released >= needed;
 }
 
-static bool release_pool(ms_allocator *allocator, struct ms__pool *pool)
+static bool release_blocks(ms_allocator *allocator, struct ms__pool *pool, uint64_t number)
 {
     struct ms_allocation *expandable = NULL, **last = &expandable;
     for (struct ms_allocation *block = first_free(pool), *next; block; block = next) {
         next = free_after(pool, &block->node.key);
+        bool is_wanted = number == MS__EVERY_POOL ? ms__may_give_back(allocator, block->stream)
+                                                  : ms_pool_of_stream(block->stream) == number;
+        if (!is_wanted)
+            continue;
         if (block->segment->expandable) {
             *last = block;
             last = &block->listed;
@@ -153,7 +163,7 @@ static bool release_pool(ms_allocator *allocator, struct ms__pool *pool)
     return true;
 }
 
-bool ms__release_free(ms_allocator *allocator)
+bool ms__release_free(ms_allocator *allocator, uint64_t pool)
 {
-    return release_pool(allocator, &allocator->large) && release_pool(allocator, &allocator->small);
+    return release_blocks(allocator, &allocator->large, pool) && release_blocks(allocator, &allocator->small, pool);
 }

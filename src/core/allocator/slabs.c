@@ -123,7 +123,9 @@ static ms_block_info describe_block(const struct ms_allocation *block)
         .address = block->address,
         .bytes = block->size,
         .requested = block->given || is_waiting ? block->requested : 0,
-        .stream = block->stream,
+        .stream = block->stream & ((UINT64_C(1) << MS_POOL_SHIFT) - 1),
+        .pool = ms_pool_of_stream(block->stream),
+        .name = block->name,
         .segment_address = block->segment->address,
         .segment_bytes = block->segment->size,
         .state = block->given ? MS_BLOCK_GIVEN

@@ -69,6 +69,8 @@ size_t ms_allocator_state_room(const ms_allocator *allocator)
     for (const struct ms__slab *slab = allocator->slabs; slab; slab = slab->next)
         for (int i = 0; i < MS__SLAB_BLOCKS; i++)
             count += slab->blocks[i].segment ? DESCRIBED + 1 : 0;
+    for (const struct ms__private_pool *pool = allocator->private_pools; pool; pool = pool->next)
+        count += 2;
     return count + 2 * allocator->addresses.count + 2;
 }
 
@@ -78,6 +80,10 @@ size_t ms_allocator_state(ms_allocator *allocator, uint64_t *numbers)
     size_t count = put_blocks(allocator, (struct described *)(void *)numbers);
     for (const struct ms_allocation *block = allocator->waiting; block; block = block->listed)
         numbers[count++] = block->rank;
+    for (const struct ms__private_pool *pool = allocator->private_pools; pool; pool = pool->next) {
+        numbers[count++] = pool->number << 2 | pool->flags;
+        numbers[count++] = pool->users;
+    }
     numbers[count++] = allocator->next_placed;
     if (allocator->settings.ties != MS_TIES_BY_ADDRESS)
         return count;

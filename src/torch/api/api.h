@@ -84,6 +84,7 @@ extern PyMethodDef mst_virtual_stats_methods[];
 extern PyMethodDef mst_plans_methods[];
 extern PyMethodDef mst_virtual_log_methods[];
 extern PyMethodDef mst_virtual_tensors_methods[];
+extern PyMethodDef mst_virtual_pools_methods[];
 
 /* ---- figures.c: figures as Python objects ---- */
 PyObject *mst_tuple_of_sums(const ms_sums *sums);

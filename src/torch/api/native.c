@@ -71,6 +71,7 @@ static int add_functions(PyObject *module)
         mst_run_in_fork_methods,
         mst_virtual_device_methods,
         mst_virtual_tensors_methods,
+        mst_virtual_pools_methods,
         mst_virtual_clock_methods,
         mst_virtual_answers_methods,
         mst_virtual_stats_methods,

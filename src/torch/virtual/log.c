@@ -76,6 +76,14 @@ void mst_virtual_log_empty_cache(int device)
     pthread_mutex_unlock(&lock);
 }
 
+void mst_virtual_log_pool(int device, ms_log_kind kind, uint64_t pool, unsigned flags)
+{
+    pthread_mutex_lock(&lock);
+    if (is_on)
+        append_entry(&logs[device], kind, pool | (uint64_t)flags << MS_LOG_POOL_BITS);
+    pthread_mutex_unlock(&lock);
+}
+
 /* The caller holds the lock. */
 static void clear_logs(void)
 {

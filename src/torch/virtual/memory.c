@@ -5,23 +5,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-/* Tensors may outlive the device. Its model is closed after the last of them has died. */
-struct model {
-    ms_allocator *allocator;
-    uint64_t blocks; /* how many are not given back */
-    uint64_t doubts[MST_DOUBTS];
-    int device; /* its index */
-    bool ended; /* the device is gone */
-};
-
-struct mst_virtual_block {
-    struct model *model;
-    ms_allocation *allocation; /* NULL: of 0 bytes */
-    uint64_t logged;           /* its number in the log */
-};
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards every model, and `current` */
-static struct model *current[MST_MOST_VIRTUAL];          /* of the installed devices */
+static struct mst_virtual_model *current[MST_MOST_VIRTUAL];          /* of the installed devices */
 static _Atomic int device_count;
 static _Thread_local struct mst_virtual_block *handed_over;
 static _Thread_local int current_device;
@@ -57,10 +42,11 @@ void mst_virtual_set_stream(int device, uint64_t stream)
 
 /* ---- blocks ---- */
 
+enum { DEVICE_SHIFT = 52 }; /* a model uses fewer bits of an address */
+
 /* Each model gives the same addresses; as on real GPUs, two devices have none in common. */
 static uint64_t address_of(const struct mst_virtual_block *block)
 {
-    enum { DEVICE_SHIFT = 52 }; /* a model uses fewer bits */
     return ms_allocation_address(block->allocation) + ((uint64_t)block->model->device << DEVICE_SHIFT);
 }
 
@@ -79,7 +65,14 @@ static void report_added(const struct mst_virtual_block *block, uint64_t request
     mst_blocks_report_request(address_of(block), requested, stream);
 }
 
-static void report_failure(const struct model *model, uint64_t bytes)
+static void note_taken(struct mst_virtual_block *block, uint64_t bytes, uint64_t stream)
+{
+    ms_allocation_set_name(block->allocation, (uintptr_t)block);
+    block->logged = mst_virtual_log_malloc(block->model->device, bytes, stream);
+    report_added(block, bytes, stream);
+}
+
+static void report_failure(const struct mst_virtual_model *model, uint64_t bytes)
 {
     const ms_allocator_stats *stats = ms_allocator_read(model->allocator);
     mst_blocks_report_failure(bytes, (uint64_t)stats->allocated_bytes[MS_BOTH_POOLS].now,
@@ -93,16 +86,14 @@ int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **taken)
         return MS_ENOMEM;
     pthread_mutex_lock(&lock);
     int device = mst_virtual_device();
-    struct model *model = current[device];
-    uint64_t stream = current_streams[device];
+    struct mst_virtual_model *model = current[device];
+    uint64_t stream = mst_virtual_stream_in_pool(device, current_streams[device]);
     *block = (struct mst_virtual_block){.model = model};
     int error = model ? ms_allocator_malloc(model->allocator, bytes, stream, &block->allocation) : MS_EINVAL;
     if (!error) {
         model->blocks++;
-        if (block->allocation) {
-            block->logged = mst_virtual_log_malloc(device, bytes, stream);
-            report_added(block, bytes, stream);
-        }
+        if (block->allocation)
+            note_taken(block, bytes, stream);
     } else if (error == MS_EDEVICE) {
         report_failure(model, bytes);
     }
@@ -117,7 +108,7 @@ int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **taken)
 void mst_virtual_doubt(unsigned kind, uint64_t bytes)
 {
     pthread_mutex_lock(&lock);
-    struct model *model = current[mst_virtual_device()];
+    struct mst_virtual_model *model = current[mst_virtual_device()];
     if (model && kind < MST_DOUBTS) {
         const ms_allocator_stats *stats = ms_allocator_read(model->allocator);
         uint64_t most = (uint64_t)stats->allocated_bytes[MS_BOTH_POOLS].now + bytes;
@@ -130,14 +121,14 @@ void mst_virtual_doubt(unsigned kind, uint64_t bytes)
 void mst_virtual_doubts(int device, uint64_t peaks[MST_DOUBTS])
 {
     pthread_mutex_lock(&lock);
-    const struct model *model = device >= 0 && device < MST_MOST_VIRTUAL ? current[device] : NULL;
+    const struct mst_virtual_model *model = device >= 0 && device < MST_MOST_VIRTUAL ? current[device] : NULL;
     for (int kind = 0; kind < MST_DOUBTS; kind++)
         peaks[kind] = model ? model->doubts[kind] : 0;
     pthread_mutex_unlock(&lock);
 }
 
 /* The caller holds the lock. */
-static void close_if_unused(struct model *model)
+static void close_if_unused(struct mst_virtual_model *model)
 {
     if (!model->ended || model->blocks)
         return;
@@ -145,26 +136,82 @@ static void close_if_unused(struct model *model)
     free(model);
 }
 
+void mst_virtual_drop_memory(struct mst_virtual_block *block)
+{
+    if (!block->allocation)
+        return;
+    if (!block->model->ended) {
+        mst_virtual_log_free(block->model->device, block->logged);
+        report_block(block, false);
+    }
+    block->address = address_of(block);
+    ms_allocator_free(block->model->allocator, block->allocation);
+    block->allocation = NULL;
+}
+
+/* The caller holds the lock. */
+static void free_block(struct mst_virtual_block *block)
+{
+    block->model->blocks--;
+    close_if_unused(block->model);
+    free(block);
+}
+
 void mst_virtual_give(struct mst_virtual_block *block)
 {
     pthread_mutex_lock(&lock);
-    struct model *model = block->model;
-    if (block->allocation) {
-        if (!model->ended) {
-            mst_virtual_log_free(model->device, block->logged);
-            report_block(block, false);
-        }
-        ms_allocator_free(model->allocator, block->allocation);
-    }
-    model->blocks--;
-    close_if_unused(model);
+    mst_virtual_drop_memory(block);
+    free_block(block);
     pthread_mutex_unlock(&lock);
-    free(block);
+}
+
+struct mst_virtual_block *mst_virtual_borrow_address(uint64_t address)
+{
+    struct mst_virtual_block *block = malloc(sizeof *block);
+    pthread_mutex_lock(&lock);
+    struct mst_virtual_model *model = current[mst_virtual_device()];
+    if (block && model) {
+        *block = (struct mst_virtual_block){.model = model, .address = address};
+        model->blocks++;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!model) {
+        free(block);
+        return NULL;
+    }
+    return block;
+}
+
+int mst_virtual_take_at(int device, uint64_t bytes, uint64_t stream, uint64_t address, struct mst_virtual_block **taken)
+{
+    struct mst_virtual_model *model = current[device];
+    struct mst_virtual_block *block = malloc(sizeof *block);
+    if (!block)
+        return MS_ENOMEM;
+    *block = (struct mst_virtual_block){.model = model};
+    uint64_t own = address - ((uint64_t)device << DEVICE_SHIFT);
+    int error = ms_allocator_malloc_at(model->allocator, bytes, stream, own, &block->allocation);
+    if (error) {
+        free(block);
+        return error;
+    }
+    model->blocks++;
+    note_taken(block, bytes, stream);
+    *taken = block;
+    return MS_OK;
+}
+
+void mst_virtual_move_memory(struct mst_virtual_block *from, struct mst_virtual_block *to)
+{
+    to->allocation = from->allocation;
+    to->logged = from->logged;
+    ms_allocation_set_name(to->allocation, (uintptr_t)to);
+    free_block(from);
 }
 
 uint64_t mst_virtual_address(const struct mst_virtual_block *block)
 {
-    return block->allocation ? address_of(block) : 0;
+    return block->allocation ? address_of(block) : block->address;
 }
 
 void mst_virtual_hand_over(struct mst_virtual_block *block)
@@ -173,12 +220,12 @@ void mst_virtual_hand_over(struct mst_virtual_block *block)
 }
 
 /* ---- the model ---- */
-static struct model *open_model(const ms_allocator_settings *settings, int device)
+static struct mst_virtual_model *open_model(const ms_allocator_settings *settings, int device)
 {
-    struct model *model = calloc(1, sizeof *model);
+    struct mst_virtual_model *model = calloc(1, sizeof *model);
     if (!model)
         return NULL;
-    *model = (struct model){.allocator = ms_allocator_open(settings, NULL), .device = device};
+    *model = (struct mst_virtual_model){.allocator = ms_allocator_open(settings, NULL), .device = device};
     if (model->allocator)
         return model;
     free(model);
@@ -203,7 +250,7 @@ void mst_virtual_close(void)
 {
     pthread_mutex_lock(&lock);
     for (int i = 0; i < MST_MOST_VIRTUAL; i++) {
-        struct model *model = current[i];
+        struct mst_virtual_model *model = current[i];
         current[i] = NULL;
         if (model) {
             model->ended = true;
@@ -211,6 +258,7 @@ void mst_virtual_close(void)
         }
     }
     device_count = 0;
+    mst_virtual_forget_pools();
     pthread_mutex_unlock(&lock);
 }
 

@@ -98,11 +98,12 @@ static void append_block(void *context, const ms_block_info *block)
     if (PyErr_Occurred())
         return;
     mst_append_new(context,
-                   Py_BuildValue("(KKKKKKsOO)", (unsigned long long)block->segment_address,
+                   Py_BuildValue("(KKKKKKsOOK)", (unsigned long long)block->segment_address,
                                  (unsigned long long)block->segment_bytes, (unsigned long long)block->address,
                                  (unsigned long long)block->bytes, (unsigned long long)block->requested,
                                  (unsigned long long)block->stream, states[block->state],
-                                 block->is_small ? Py_True : Py_False, block->is_expandable ? Py_True : Py_False));
+                                 block->is_small ? Py_True : Py_False, block->is_expandable ? Py_True : Py_False,
+                                 (unsigned long long)block->pool));
 }
 
 static PyObject *virtual_blocks(PyObject *self, PyObject *device)
@@ -242,7 +243,7 @@ PyMethodDef mst_virtual_stats_methods[] = {
     {"virtual_blocks", virtual_blocks, METH_O,
      "A device's blocks: (segment's address and bytes, address, bytes, requested bytes, stream, state, is of the small "
      "pool, "
-     "is of an expandable segment)."},
+     "is of an expandable segment, the number of its private pool)."},
     {"virtual_empty_cache", virtual_empty_cache, METH_NOARGS, "Give free segments back to the virtual devices."},
     {"virtual_reset", virtual_reset, METH_VARARGS,
      "Reset a device's peaks (True) or its accumulated statistics (False)."},

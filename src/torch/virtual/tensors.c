@@ -137,6 +137,23 @@ static PyObject *virtual_empty(PyObject *self, PyObject *const *args, Py_ssize_t
     return wrap_tensor(tensor);
 }
 
+static PyObject *virtual_empty_at(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    static const int64_t stride = 1;
+    if (count != 3)
+        return PyErr_Format(PyExc_TypeError, "virtual_empty_at takes an address, bytes and torch.uint8");
+    uint64_t address = PyLong_AsUnsignedLongLong(args[0]);
+    int64_t bytes = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[1]);
+    struct mst_virtual_block *block = PyErr_Occurred() ? NULL : mst_virtual_borrow_address(address);
+    if (!block)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_RuntimeError, "no virtual GPU is installed");
+    mst_virtual_hand_over(block);
+    tensor_base tensor = NULL;
+    empty_strided(&tensor, &bytes, 1, &stride, 1, mst_virtual_allocator(), cuda_keys, scalar_type_of(args[2]));
+    return wrap_tensor(tensor);
+}
+
 static PyObject *virtual_alias(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
@@ -207,6 +224,8 @@ PyMethodDef mst_virtual_tensors_methods[] = {
      "Find torch's functions that make tensors, given the dispatch keys of a CUDA tensor; None, or what is missing."},
     {"virtual_empty", (PyCFunction)(void (*)(void))virtual_empty, METH_FASTCALL,
      "A tensor of the virtual device, or None if the device is full."},
+    {"virtual_empty_at", (PyCFunction)(void (*)(void))virtual_empty_at, METH_FASTCALL,
+     "A tensor of bytes at an address of the current device, which does not own them."},
     {"virtual_alias", (PyCFunction)(void (*)(void))virtual_alias, METH_FASTCALL,
      "A tensor with these sizes, strides and offset in the storage of another one."},
     {"virtual_resize", (PyCFunction)(void (*)(void))virtual_resize, METH_FASTCALL,

@@ -13,6 +13,7 @@
  *     answers.c  the guard and the hooks                device.c   installs all of it, and removes it
  *     pinned.c   pinned memory                          tensors.c  makes tensors
  *     clock.c    the virtual clock                      log.c      the log of allocations, for replays
+ *     pools.c    private pools of memory
  *
  * The operators are in Python (modscope/_virtual). */
 #ifndef MST_VIRTUAL_H
@@ -45,7 +46,10 @@ double mst_virtual_clock_busy(void);
 
 /* ---- memory.c ---- */
 
-enum { MST_MOST_VIRTUAL = 128 /* torch has 8 bits for the index of a device */ };
+enum {
+    MST_MOST_VIRTUAL = 128, /* torch has 8 bits for the index of a device */
+    MST_DOUBTS = 8          /* kinds of sizes that are not sure */
+};
 
 /* Opens a model of the allocator for each of `count` devices, in place of previous ones. MS_OK or MS_ENOMEM. */
 int mst_virtual_open(const ms_allocator_settings *settings, int count);
@@ -61,11 +65,28 @@ int mst_virtual_set_device(int index);
 /* torch's c10::Allocator of the virtual device. */
 void *mst_virtual_allocator(void);
 
+/* Tensors may outlive the device. Its model is closed after the last of them has died. */
+struct mst_virtual_model {
+    ms_allocator *allocator;
+    uint64_t blocks; /* how many are not given back */
+    uint64_t doubts[MST_DOUBTS];
+    int device; /* its index */
+    bool ended; /* the device is gone */
+};
+
+struct mst_virtual_block {
+    struct mst_virtual_model *model;
+    ms_allocation *allocation; /* NULL: of 0 bytes, or its memory was given back before it */
+    uint64_t address;          /* where it was, or is taken to be, if it has no allocation */
+    uint64_t logged;           /* its number in the log */
+};
+
 /* Memory of this thread's current device, on its current stream. No GIL needed. */
-struct mst_virtual_block;
 /* MS_EDEVICE: the device is full; the ledger and the captures were told. MS_EINVAL: there is no virtual device. */
 int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **block);
 void mst_virtual_give(struct mst_virtual_block *block);
+/* A block at an address of the current device, which has no memory of its own; NULL when memory runs out. */
+struct mst_virtual_block *mst_virtual_borrow_address(uint64_t address);
 uint64_t mst_virtual_address(const struct mst_virtual_block *block);
 /* The block of a storage with this deleter and context; NULL if it is not of the virtual device. */
 struct mst_virtual_block *mst_virtual_block_of(uint64_t deleter, uint64_t context);
@@ -81,8 +102,25 @@ void mst_virtual_return(void);
 void mst_virtual_lock(void); /* around fork */
 void mst_virtual_unlock(void);
 
+/* ---- for pools.c; the caller holds the lock ---- */
+
+/* Give back a block's memory. The block stays, at its address. */
+void mst_virtual_drop_memory(struct mst_virtual_block *block);
+/* Memory at an address of a device, in a free block of a stream and its pool. */
+int mst_virtual_take_at(int device, uint64_t bytes, uint64_t stream, uint64_t address,
+                        struct mst_virtual_block **taken);
+/* Give the memory of one block to another, and free the first. */
+void mst_virtual_move_memory(struct mst_virtual_block *from, struct mst_virtual_block *to);
+
+/* ---- pools.c ---- */
+
+/* The stream of a request with the private pool in which the calling thread allocates, if any. The caller holds the
+ * lock. */
+uint64_t mst_virtual_stream_in_pool(int device, uint64_t stream);
+/* Nothing allocates in a pool from now on. */
+void mst_virtual_forget_pools(void);
+
 /* ---- what is not sure: sizes of several kinds, whose numbers the rules in Python choose ---- */
-enum { MST_DOUBTS = 8 };
 
 /* An operator begins on the current device whose workspace or result, of this kind, may be so large that it takes
  * `bytes` in all. */
@@ -110,14 +148,8 @@ bool mst_virtual_is_pinned(const void *self, const void *data);
 
 /* ---- log.c: what the program asked of the virtual device's allocator ---- */
 
-/* The same requests can be replayed on a device of another size (Allocator.replay of modscope._capture).
- *
- * The log is an array of 64-bit numbers. The two low bits of each are the request, the rest is its argument:
- *
- *     0  allocate so many bytes; allocations are numbered from 0
- *     1  free the allocation of this number
- *     2  empty the cache
- *     3  the next allocation is on this stream; without it, on stream 0 */
+/* The same requests can be replayed on a device of another size (Allocator.replay of modscope._capture). The log is an
+ * array of 64-bit numbers (ms_log_kind). */
 #define MST_NOT_LOGGED UINT64_MAX
 
 /* Each device has a log. The caller holds the virtual devices' lock. Nothing happens unless the logs were begun. */
@@ -126,5 +158,6 @@ bool mst_virtual_is_pinned(const void *self, const void *data);
 uint64_t mst_virtual_log_malloc(int device, uint64_t bytes, uint64_t stream);
 void mst_virtual_log_free(int device, uint64_t number);
 void mst_virtual_log_empty_cache(int device);
+void mst_virtual_log_pool(int device, ms_log_kind kind, uint64_t pool, unsigned flags);
 
 #endif

@@ -83,6 +83,41 @@ static const char *request(ms_allocator *allocator, struct slow_allocator *slow,
     return NULL;
 }
 
+/* Free it, and take the same addresses again. */
+static const char *free_and_take_again(ms_allocator *allocator, struct slow_allocator *slow, struct live *one)
+{
+    uint64_t address = ms_allocation_address(one->allocation), bytes = ms_allocation_requested(one->allocation);
+    uint64_t stream = slow->blocks[one->slow].stream;
+    ms_allocator_free(allocator, one->allocation);
+    slow_free(slow, one->slow);
+    int error = ms_allocator_malloc_at(allocator, bytes, stream, address, &one->allocation);
+    if (error)
+        return error == MS_ENOMEM ? "memory ran out" : "its addresses are not given again";
+    one->slow = slow_malloc_at(slow, bytes, stream, address);
+    if (one->slow < 0 || ms_allocation_address(one->allocation) != address)
+        return "other addresses are given";
+    return ms_allocation_bytes(one->allocation) == slow->blocks[one->slow].size ? NULL : "another size is given again";
+}
+
+static const char *change_pool(ms_allocator *allocator, struct slow_allocator *slow, uint8_t action, uint64_t pool)
+{
+    unsigned flags = pool == 2 ? MS_POOL_ON_OOM : pool == 3 ? MS_POOL_NO_SPLIT : 0;
+    switch (action & 3) {
+    case 0:
+        slow_release_pool(slow, pool);
+        ms_allocator_release_pool(allocator, pool);
+        return NULL;
+    case 1:
+        slow_empty_pool(slow, pool);
+        return ms_allocator_empty_pool(allocator, pool) == MS_OK ? NULL : "memory ran out";
+    default:
+        if (ms_allocator_hold_pool(allocator, pool, flags) != MS_OK)
+            return "memory ran out";
+        slow_hold_pool(slow, pool, flags);
+        return NULL;
+    }
+}
+
 const char *play_allocator(const uint8_t *bytes, size_t count, const ms_options *options)
 {
     if (count < SETTINGS)
@@ -110,8 +145,12 @@ const char *play_allocator(const uint8_t *bytes, size_t count, const ms_options 
         } else if (action < 12) {
             slow_synchronize(&slow);
             ms_allocator_synchronize(allocator);
+        } else if (action < 16) {
+            wrong = change_pool(allocator, &slow, action, 1 + kind % 3);
+        } else if (one->allocation && action >= 240 && !slow.blocks[one->slow].used_elsewhere) {
+            wrong = free_and_take_again(allocator, &slow, one);
         } else if (one->allocation) {
-            if (action < 24 && slow.blocks[one->slow].stream != 2) {
+            if (action < 30 && slow.blocks[one->slow].stream != 2) {
                 ms_allocator_record_stream(one->allocation, 2);
                 slow.blocks[one->slow].used_elsewhere = true;
             }
@@ -119,7 +158,8 @@ const char *play_allocator(const uint8_t *bytes, size_t count, const ms_options 
             slow_free(&slow, one->slow);
             one->allocation = NULL;
         } else {
-            wrong = request(allocator, &slow, one, choose_size(kind, detail), action & 7 ? 0 : 1 + (action >> 7));
+            uint64_t stream = action & 7 ? 0 : 1 + (action >> 7), pool = (action & 48) == 48 ? 1 + (kind >> 4) % 3 : 0;
+            wrong = request(allocator, &slow, one, choose_size(kind, detail), ms_stream_in_pool(stream, pool));
         }
         if (!wrong)
             wrong = compare(allocator, &slow);

@@ -188,16 +188,16 @@ static void unmap(struct slow_allocator *slow, struct slow_block *block)
         block->state = SLOW_NONE;
 }
 
-void slow_empty_cache(struct slow_allocator *slow)
+/* Of the pools for which `wanted` is set. */
+static void release_blocks(struct slow_allocator *slow, const bool wanted[SLOW_POOLS])
 {
-    slow_synchronize(slow);
     for (int small = 0; small < 2; small++) {
         /* In order, because a new part of a block gets the next number. */
         static struct slow_block *found[SLOW_BLOCKS];
         int count = 0;
         for (int i = 0; i < SLOW_BLOCKS; i++) {
             struct slow_block *block = &slow->blocks[i];
-            if (block->state == SLOW_FREE && block->small == (bool)small)
+            if (block->state == SLOW_FREE && block->small == (bool)small && wanted[ms_pool_of_stream(block->stream)])
                 found[count++] = block;
         }
         for (int i = 1; i < count; i++)
@@ -216,6 +216,39 @@ void slow_empty_cache(struct slow_allocator *slow)
             if (found[i]->state == SLOW_FREE && found[i]->expandable)
                 unmap(slow, found[i]);
     }
+}
+
+void slow_empty_cache(struct slow_allocator *slow)
+{
+    bool wanted[SLOW_POOLS];
+    for (int i = 0; i < SLOW_POOLS; i++)
+        wanted[i] = !slow->users[i];
+    slow_synchronize(slow);
+    release_blocks(slow, wanted);
+}
+
+void slow_empty_pool(struct slow_allocator *slow, uint64_t pool)
+{
+    bool wanted[SLOW_POOLS] = {false};
+    if (slow->users[pool] || !slow->pool_order[pool])
+        return;
+    wanted[pool] = true;
+    slow_synchronize(slow);
+    release_blocks(slow, wanted);
+}
+
+void slow_hold_pool(struct slow_allocator *slow, uint64_t pool, unsigned flags)
+{
+    if (!slow->pool_order[pool])
+        slow->pool_order[pool] = ++slow->pool_number;
+    slow->users[pool]++;
+    slow->flags[pool] |= flags;
+}
+
+void slow_release_pool(struct slow_allocator *slow, uint64_t pool)
+{
+    if (slow->users[pool])
+        slow->users[pool]--;
 }
 
 static uint64_t rounded(const ms_allocator_settings *settings, uint64_t bytes)
@@ -338,7 +371,7 @@ static void collect_garbage(struct slow_allocator *slow)
         for (int pass = 0; pass < 2; pass++)
             for (int i = 0; i < SLOW_BLOCKS; i++) {
                 struct slow_block *block = &slow->blocks[i];
-                if (block->state != SLOW_FREE || block->small || block->expandable || !is_whole(block))
+                if (block->state != SLOW_FREE || block->small || ms_pool_of_stream(block->stream) || block->expandable || !is_whole(block))
                     continue;
                 double age = (double)(slow->searches[0] - block->freed_search);
                 if (pass == 0) {
@@ -389,7 +422,7 @@ static uint64_t size_to_grow_to(struct slow_allocator *slow, const struct slow_b
 
 static struct slow_block *choose(struct slow_allocator *slow, uint64_t size, uint64_t stream, bool small)
 {
-    slow->searches[small]++;
+    slow->searches[small] += !ms_pool_of_stream(stream);
     struct slow_block *block = first_fit(slow, size, stream, small, NULL);
     if (!block)
         return NULL;
@@ -404,9 +437,49 @@ static struct slow_block *choose(struct slow_allocator *slow, uint64_t size, uin
     return block->size >= size + slow->settings.max_non_split_rounding ? NULL : block;
 }
 
+/* A free block of a private pool, of those that were used first. */
+static struct slow_block *choose_on_oom(struct slow_allocator *slow, uint64_t size, uint64_t stream, bool small)
+{
+    struct slow_block *block = NULL;
+    for (uint64_t order = 1; !block && order <= slow->pool_number; order++)
+        for (uint64_t pool = 1; pool < SLOW_POOLS; pool++)
+            if (slow->pool_order[pool] == order && slow->flags[pool] & MS_POOL_ON_OOM)
+                block = choose(slow, size, ms_stream_in_pool(stream, pool), small);
+    return block;
+}
+
+int slow_malloc_at(struct slow_allocator *slow, uint64_t bytes, uint64_t stream, uint64_t address)
+{
+    uint64_t size = rounded(&slow->settings, bytes);
+    for (int i = 0; i < SLOW_BLOCKS; i++) {
+        struct slow_block *block = &slow->blocks[i], *front;
+        uint64_t end = block->address + block->size;
+        if (block->state != SLOW_FREE || block->stream != stream || address < block->address || address + size > end)
+            continue;
+        if (address > block->address)
+            part(slow, block, block->address, address - block->address)->freed_search = slow->searches[block->small];
+        front = address + size < end ? part(slow, block, address, size) : block;
+        if (front != block) {
+            block->address = address + size;
+            block->size = end - block->address;
+            block->freed_search = slow->searches[block->small];
+        } else {
+            block->address = address;
+            block->size = size;
+        }
+        front->state = SLOW_GIVEN;
+        slow->allocated += (int64_t)size;
+        return (int)(front - slow->blocks);
+    }
+    return MS_EINVAL;
+}
+
 int slow_malloc(struct slow_allocator *slow, uint64_t bytes, uint64_t stream)
 {
-    if (!slow->delay)
+    uint64_t pool = ms_pool_of_stream(stream);
+    if (pool && !slow->pool_order[pool])
+        slow_hold_pool(slow, pool, 0);
+    if (!slow->delay && !pool)
         slow_synchronize(slow);
     uint64_t size = rounded(&slow->settings, bytes);
     bool small = size <= MIB;
@@ -415,9 +488,11 @@ int slow_malloc(struct slow_allocator *slow, uint64_t bytes, uint64_t stream)
         if (limited(slow) && slow->settings.garbage_collection_threshold > 0)
             collect_garbage(slow);
         block = take(slow, size, stream, small);
+        if (!block && !pool)
+            block = choose_on_oom(slow, size, stream, small);
         if (!block && release_oversize(slow, size, stream, small))
             block = take(slow, size, stream, small);
-        if (!block) {
+        if (!block && !pool) {
             slow_empty_cache(slow);
             slow->retries++;
             block = take(slow, size, stream, small);
@@ -428,6 +503,8 @@ int slow_malloc(struct slow_allocator *slow, uint64_t bytes, uint64_t stream)
         return MS_EDEVICE;
     }
     uint64_t rest = block->size - size;
+    if (slow->flags[ms_pool_of_stream(block->stream)] & MS_POOL_NO_SPLIT)
+        rest = 0;
     if (small || slow->settings.expandable_segments ? rest >= 512
                                                     : size < slow->settings.max_split_size && rest > MIB) {
         struct slow_block *front = part(slow, block, block->address, size);

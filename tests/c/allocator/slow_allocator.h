@@ -4,7 +4,7 @@
 
 #include "modscope_allocator.h"
 
-enum { SLOW_BLOCKS = 4096 };
+enum { SLOW_BLOCKS = 4096, SLOW_POOLS = 4 /* the default one is 0 */ };
 
 enum slow_state { SLOW_NONE, SLOW_FREE, SLOW_GIVEN, SLOW_WAITING, SLOW_UNMAPPED };
 
@@ -20,12 +20,21 @@ struct slow_allocator {
     struct slow_block blocks[SLOW_BLOCKS];
     uint64_t block_number, segment_number, searches[2], free_order, next_address;
     int64_t reserved, allocated, peak_reserved, retries, failures;
+    uint64_t users[SLOW_POOLS];
+    unsigned flags[SLOW_POOLS];
+    uint64_t pool_order[SLOW_POOLS]; /* in which they were used first; 0: never */
+    uint64_t pool_number;
     bool delay;
 };
 
 void slow_open(struct slow_allocator *slow, const ms_allocator_settings *settings);
 /* The index of the block, or a negative error code. */
 int slow_malloc(struct slow_allocator *slow, uint64_t bytes, uint64_t stream);
+/* Its block at this address, which is in a free block. */
+int slow_malloc_at(struct slow_allocator *slow, uint64_t bytes, uint64_t stream, uint64_t address);
+void slow_hold_pool(struct slow_allocator *slow, uint64_t pool, unsigned flags);
+void slow_release_pool(struct slow_allocator *slow, uint64_t pool);
+void slow_empty_pool(struct slow_allocator *slow, uint64_t pool);
 void slow_free(struct slow_allocator *slow, int block);
 void slow_synchronize(struct slow_allocator *slow);
 void slow_empty_cache(struct slow_allocator *slow);

@@ -302,3 +302,97 @@ TEST(settings_can_be_changed_while_it_is_used)
     CHECK(take(30 * MIB));
     end();
 }
+
+/* ---- private pools ---- */
+static ms_allocation *take_in(uint64_t pool, uint64_t bytes)
+{
+    ms_allocation *allocation;
+    CHECK_EQ(ms_allocator_malloc(allocator, bytes, ms_stream_in_pool(0, pool), &allocation), MS_OK);
+    return allocation;
+}
+
+TEST(a_private_pool_and_the_default_one_share_no_segment)
+{
+    start_default();
+    give(take(30 * MIB));
+    give(take_in(1, 30 * MIB));
+    CHECK_EQ(reserved(), 60 * MIB);
+    ms_allocation *first = take(20 * MIB), *second = take_in(1, 20 * MIB), *third = take_in(2, 20 * MIB);
+    CHECK_EQ(reserved(), 80 * MIB);
+    give(first);
+    give(second);
+    give(third);
+    end();
+}
+
+TEST(a_pool_gives_its_memory_back_only_after_its_last_user)
+{
+    start_default();
+    CHECK_EQ(ms_allocator_hold_pool(allocator, 1, 0), MS_OK);
+    CHECK_EQ(ms_allocator_hold_pool(allocator, 1, 0), MS_OK);
+    ms_allocation *kept = take_in(1, 5 * MIB);
+    give(take_in(1, 30 * MIB));
+    ms_allocator_release_pool(allocator, 1);
+    CHECK_EQ(ms_allocator_empty_pool(allocator, 1), MS_OK);
+    CHECK_EQ(ms_allocator_empty_cache(allocator), MS_OK);
+    CHECK_EQ(reserved(), 50 * MIB);
+    ms_allocator_release_pool(allocator, 1);
+    CHECK_EQ(ms_allocator_empty_cache(allocator), MS_OK);
+    CHECK_EQ(reserved(), 20 * MIB); /* of the block that is still given */
+    give(kept);
+    CHECK_EQ(ms_allocator_empty_pool(allocator, 1), MS_OK);
+    CHECK_EQ(reserved(), 0);
+    end();
+}
+
+TEST(a_full_device_keeps_the_free_memory_of_pools_and_takes_it_where_they_allow_it)
+{
+    ms_allocator_settings_default(&settings, "2.13");
+    settings.capacity = 100 * MIB;
+    start();
+    ms_allocation *allocation;
+    give(take_in(1, 60 * MIB));
+    CHECK_EQ(ms_allocator_malloc(allocator, 50 * MIB, 0, &allocation), MS_EDEVICE);
+    CHECK_EQ(ms_allocator_hold_pool(allocator, 1, MS_POOL_ON_OOM), MS_OK);
+    allocation = take(50 * MIB);
+    CHECK_EQ(reserved(), 60 * MIB);
+    give(allocation);
+    give(take(40 * MIB)); /* of the GPU, which has them */
+    CHECK_EQ(reserved(), 100 * MIB);
+    /* In a pool nothing of the default one is given back. */
+    CHECK_EQ(ms_allocator_malloc(allocator, 80 * MIB, ms_stream_in_pool(0, 2), &allocation), MS_EDEVICE);
+    CHECK_EQ(reserved(), 100 * MIB);
+    end();
+}
+
+TEST(a_pool_that_splits_nothing_gives_whole_segments)
+{
+    start_default();
+    CHECK_EQ(ms_allocator_hold_pool(allocator, 1, MS_POOL_NO_SPLIT), MS_OK);
+    ms_allocation *first = take_in(1, 4 * KIB), *second = take_in(1, 4 * KIB);
+    CHECK_EQ(allocated(), 4 * MIB);
+    give(first);
+    give(second);
+    end();
+}
+
+TEST(addresses_are_given_again_where_they_are_free)
+{
+    start_default();
+    ms_allocation *blocks[3], *again;
+    uint64_t addresses[3];
+    for (int i = 0; i < 3; i++) {
+        blocks[i] = take_in(1, 3 * MIB);
+        addresses[i] = ms_allocation_address(blocks[i]);
+    }
+    for (int i = 0; i < 3; i++)
+        give(blocks[i]);
+    uint64_t stream = ms_stream_in_pool(0, 1);
+    CHECK_EQ(ms_allocator_malloc_at(allocator, 3 * MIB, stream, addresses[1], &again), MS_OK);
+    CHECK_EQ(ms_allocation_address(again), addresses[1]);
+    CHECK_EQ(ms_allocator_malloc_at(allocator, 512, stream, addresses[1], &blocks[0]), MS_EINVAL);
+    CHECK_EQ(ms_allocator_malloc_at(allocator, 512, 0, addresses[0], &blocks[0]), MS_EINVAL);
+    CHECK_EQ(ms_allocation_address(take_in(1, 3 * MIB)), addresses[0]);
+    CHECK_EQ(reserved(), 20 * MIB);
+    end();
+}

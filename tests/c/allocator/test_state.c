@@ -205,6 +205,16 @@ TEST(addresses_are_a_part_of_the_state_where_torch_prefers_the_lower_one)
     check_states_differ(&first, &second);
 }
 
+TEST(the_users_of_pools_are_a_part_of_the_state)
+{
+    struct program first = open_program(NULL), second = open_program(NULL);
+    turn(&first, 0, 4096, ms_stream_in_pool(0, 1));
+    turn(&second, 0, 4096, ms_stream_in_pool(0, 1));
+    CHECK(have_equal_states(&first, &second));
+    ms_allocator_release_pool(second.allocator, 1);
+    check_states_differ(&first, &second);
+}
+
 TEST(allocations_of_other_names_are_another_state)
 {
     struct program of = open_program(NULL);

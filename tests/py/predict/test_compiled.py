@@ -45,6 +45,26 @@ def run(folder, text, *options, **environment):
     return ran, json.loads((folder / "x.json").read_text())
 
 
+def test_cuda_graphs_keep_the_memory_of_activations_in_their_pool(tmp_path):
+    text = """
+    def in_pools():
+        torch.cuda.empty_cache()
+        return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0))
+    for mode in (None, "reduce-overhead"):
+        function = torch.compile(net, mode=mode)
+        train(function, 4)
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        train(function, 1)
+        print(mode, in_pools() >> 20, torch.cuda.memory_stats()["allocation.all.allocated"] - before)
+    """
+    ran, result = run(tmp_path, text)
+    assert ran.status == 0, ran.err
+    (_, without, plain), (_, kept, replayed) = (line.split() for line in ran.out.splitlines())
+    assert int(without) == 0 and int(kept) > 100  # MiB of activations
+    assert 0 < int(replayed) < int(plain)
+    assert result["compiled"]["graphs"] == 2
+
+
 def test_a_compiled_model_takes_what_its_generated_code_allocates(tmp_path):
     text = """
     train(torch.compile(net))

@@ -156,7 +156,6 @@ def test_the_allocator_can_be_limited_and_set() -> None:
         cuda.memory._set_allocator_settings("max_split_size_mb:64")
         assert cuda.memory_stats()["max_split_size"] == 64 << 20 and cuda.get_per_process_memory_fraction() == 0.75
         assert "no_such_key" in error(cuda.memory._set_allocator_settings, "no_such_key:1")
-        assert error(cuda.MemPool).startswith("RuntimeError: a virtual GPU has no memory pools of your own")
     """,
         gpu="16GiB",
         PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.5",

@@ -1,4 +1,4 @@
-"""Streams, events, pinned memory, generators, graphs and mixed precision on a virtual GPU."""
+"""Streams, events, pinned memory, generators and mixed precision on a virtual GPU."""
 
 from __future__ import annotations
 
@@ -105,18 +105,6 @@ def test_seeds_and_generators() -> None:
         before = torch.rand(2)
         torch.manual_seed(7)
         assert torch.equal(torch.rand(3), torch.manual_seed(7) and torch.rand(3))  # the CPU's generator is real
-    """)
-
-
-def test_graphs_run_without_being_captured() -> None:
-    run("""
-        graph, x = torch.cuda.CUDAGraph(), torch.ones(3, device="cuda")
-        with torch.cuda.graph(graph):
-            y = x + 1
-        graph.replay(), graph.reset()
-        assert y.shape == (3,) and torch.cuda.current_stream() == torch.cuda.default_stream()
-        model = torch.cuda.make_graphed_callables(nn.Linear(3, 2).cuda(), (torch.ones(4, 3, device="cuda"),))
-        assert model(torch.ones(4, 3, device="cuda")).shape == (4, 2)
     """)
 
 

@@ -31,7 +31,7 @@ _NEEDED_BY_DYNAMO = {
 _NEEDED = {
     "torch._C._dynamo.guards": ("_empty_strided_cuda",),
     "torch._inductor.autotune_process": ("TritonBenchmarkRequest.benchmark",),
-    "torch._inductor.compile_fx": ("_compile_fx_inner", "cudagraphify"),
+    "torch._inductor.compile_fx": ("_compile_fx_inner",),
     "torch._inductor.config": ("compile_threads", "autotune_local_cache", "cpp_wrapper"),
     "torch._inductor.fx_passes.pad_mm": ("get_cached_should_pad",),
     "torch._inductor.output_code": ("CompiledFxGraph.__call__",),
@@ -131,11 +131,6 @@ def _benchmark(benchmarker: Any, run_once: Callable[[], Any], *args: Any, **opti
 def _equally_fast(*args: Any, **options: Any) -> float:
     """In place of TritonBenchmarkRequest.benchmark: of a template's configurations, the first one is chosen."""
     return 1.0
-
-
-def _without_cuda_graphs(model: Any, *args: Any, **options: Any) -> Any:
-    """In place of cudagraphify."""
-    return model
 
 
 @contextlib.contextmanager
@@ -259,7 +254,7 @@ class Compiler:
             _attributes(triton_heuristics.CachingAutotuner, {"run": kernels.run, "precompile": kernels.precompile}),
             _attributes(autotune_process.TritonBenchmarkRequest, {"benchmark": _equally_fast}),
             _attributes(benchmarking.InductorBenchmarker, {"benchmark_gpu": _benchmark}),
-            _attributes(compile_fx, {"cudagraphify": _without_cuda_graphs, "_compile_fx_inner": compile_graph}),
+            _attributes(compile_fx, {"_compile_fx_inner": compile_graph}),
             _attributes(graph, {"__call__": call}),
             _attributes(pad_mm, {"get_cached_should_pad": self._should_pad}),
             _attributes(driver, {"_active": _driver()}),

@@ -19,11 +19,13 @@ import torch.profiler
 
 import torch
 from modscope import _native
-from modscope._virtual.device import streams
+from modscope._virtual.device import graphs, pools, streams
 from modscope._virtual.device.memory import Memory
 from modscope._virtual.device.properties import DeviceProperties
 from modscope._virtual.gpus import Gpu
+from modscope._virtual.operators import operators
 from modscope._virtual.operators.operators import check_ordinal
+from modscope._virtual.rules import matrix_products
 from modscope._virtual.time import times
 
 __all__ = ["replacements"]
@@ -95,7 +97,7 @@ def _device_functions(gpu: Gpu, count: int) -> dict[str, Any]:
         "_cuda_getCurrentRawStream": lambda index=0: _current_stream(index)[0],
         "_cuda_getStreamFromExternal": _stream,
         "_cuda_setStream": _set_stream,
-        "_cuda_isCurrentStreamCapturing": _answer(False),
+        "_cuda_isCurrentStreamCapturing": lambda: graphs.is_capturing(),
     }
 
 
@@ -144,13 +146,18 @@ def _copies_between_devices() -> dict[str, Any]:
     }
 
 
+def _clear_workspaces() -> None:
+    operators.give_kept_back()
+    matrix_products.forget_workspaces()
+
+
 def _library_functions() -> dict[str, Any]:
     """cuBLAS, cuDNN, NCCL, tunable operators and others: settings that nothing here reads."""
     mode: dict[str, Any] = {"sync_debug": 0, "benchmark_limit": 10}
     return {
         "_cuda_getCurrentBlasHandle": _answer(1),
         "_cuda_getCurrentSolverHandle": _answer(1),
-        "_cuda_clearCublasWorkspaces": _answer(None),
+        "_cuda_clearCublasWorkspaces": lambda: _clear_workspaces(),
         "_cuda_getCublasWorkspaceSize": _answer(0),
         "_cuda_setCublasWorkspaceSize": _answer(None),
         "_cuda_getCublasLtWorkspaceSize": _answer(0),
@@ -160,6 +167,7 @@ def _library_functions() -> dict[str, Any]:
         "_cuda_set_cudnn_benchmark_limit": lambda value: mode.update(benchmark_limit=value),
         "_cuda_get_cudnn_benchmark_limit": lambda: mode["benchmark_limit"],
         "_cuda_get_conv_benchmark_empty_cache": _answer(False),
+        "_cudnn_set_conv_benchmark_empty_cache": _answer(None),
         "_cuda_tunableop_is_enabled": _answer(False),
         "_cuda_tunableop_enable": _answer(None),
         "_cuda_tunableop_tuning_is_enabled": _answer(False),
@@ -173,31 +181,6 @@ def _library_functions() -> dict[str, Any]:
 
 
 # ---- objects ----
-
-
-class _Graph:
-    """As torch.cuda.CUDAGraph: what is captured runs once, as usual, and replaying it does nothing."""
-
-    def __init__(self, keep_graph: bool = False) -> None:
-        self._pool: Any = (0, 1)
-
-    def capture_begin(self, pool: Any = None, *args: Any, **kwargs: Any) -> None:
-        self._pool = self._pool if pool is None else pool
-
-    def pool(self) -> Any:
-        return self._pool
-
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    capture_end = instantiate = replay = reset = enable_debug_mode = debug_dump = register_generator_state = _nothing
-
-
-class _MemPool:
-    """As torch.cuda.MemPool, which the model of the allocator does not have."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("a virtual GPU has no memory pools of your own (torch.cuda.MemPool): run without them")
 
 
 class _Generator(torch.Generator):
@@ -326,8 +309,6 @@ def _cuda_module(gpu: Gpu, memory: Memory, functions: dict[str, Any], count: int
         "Stream": streams.Stream,
         "ExternalStream": streams.ExternalStream,
         "Event": streams.Event,
-        "CUDAGraph": _Graph,
-        "MemPool": _MemPool,
         "utilization": _answer(0),
         "memory_usage": _answer(0),
         "temperature": _answer(40),
@@ -342,11 +323,15 @@ def _cuda_module(gpu: Gpu, memory: Memory, functions: dict[str, Any], count: int
 def replacements(gpu: Gpu, memory: Memory, count: int) -> list[tuple[Any, dict[str, Any]]]:
     """What to set in which object while so many virtual devices are installed."""
     cudnn_module: Any = torch.backends.cudnn
+    private = pools.Pools(memory)
+    graph = graphs.graph_class(private)
+    mem_pool = type("MemPool", (pools.MemPool,), {"_pools": private, "__module__": "torch.cuda.memory"})
     functions = {
         **_device_functions(gpu, count),
         **_library_functions(),
         **_copies_between_devices(),
         **memory.functions(),
+        **private.functions(),
     }
     has_cuda = torch.backends.cuda.is_built()
     # without CUDA among them, the profiler would record events of its own
@@ -354,7 +339,7 @@ def replacements(gpu: Gpu, memory: Memory, count: int) -> list[tuple[Any, dict[s
     cudnn = {"is_available": _answer(True), "version": _answer(_CUDNN_VERSION), "_init": _answer(True)}
     return [
         (torch._C, functions),
-        (torch.cuda, _cuda_module(gpu, memory, functions, count)),
+        (torch.cuda, {**_cuda_module(gpu, memory, functions, count), "CUDAGraph": graph, "MemPool": mem_pool}),
         (
             torch.cuda.streams,
             {"Stream": streams.Stream, "ExternalStream": streams.ExternalStream, "Event": streams.Event},
@@ -362,13 +347,29 @@ def replacements(gpu: Gpu, memory: Memory, count: int) -> list[tuple[Any, dict[s
         (
             torch.cuda.graphs,
             {
-                "CUDAGraph": _Graph,
-                "_graph_pool_handle": _answer((0, 1)),
-                "_cuda_isCurrentStreamCapturing": _answer(False),
+                "CUDAGraph": graph,
+                "_graph_pool_handle": private.new_handle,
+                "_cuda_isCurrentStreamCapturing": functions["_cuda_isCurrentStreamCapturing"],
             },
         ),
         (torch.cuda.graphs.graph, {"default_capture_stream": None}),
-        (torch.cuda.memory, {"list_gpu_processes": lambda device=None: _processes(memory, _index(device))}),
+        (
+            torch.cuda.memory,
+            {
+                "list_gpu_processes": lambda device=None: _processes(memory, _index(device)),
+                "MemPool": mem_pool,
+                **{
+                    name: private.functions()[name]
+                    for name in (
+                        "_cuda_beginAllocateCurrentThreadToPool",
+                        "_cuda_beginAllocateToPool",
+                        "_cuda_endAllocateToPool",
+                        "_cuda_releasePool",
+                    )
+                    if hasattr(torch.cuda.memory, name)
+                },
+            },
+        ),
         (torch.cuda.nvtx, {"_nvtx": _nvtx()}),
         (torch.cuda.nccl, {"is_available": _answer(False)}),  # torch.cuda.comm then adds up without it
         (torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}),

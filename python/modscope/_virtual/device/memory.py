@@ -41,7 +41,8 @@ class Memory:
         self._fractions = [fraction] * count
         self._metadata = ""
         self._outside = [0] * count
-        self._raw: dict[int, int] = {}  # handles of what caching_allocator_alloc gave, by address
+        self._raw: dict[int, int] = {}  # handles of what no tensor holds, by address
+        self.name_of_pool: Callable[[int], tuple[int, int]] = lambda number: (0, number)
 
     # ---- statistics ----
 
@@ -104,7 +105,12 @@ class Memory:
 
     def snapshot(self, pool: Any = None, include_traces: bool = True) -> dict[str, Any]:
         return {
-            "segments": [segment for device in range(self.count) for segment in _segments(device)],
+            "segments": [
+                segment
+                for device in range(self.count)
+                for segment in _segments(device, self.name_of_pool)
+                if pool is None or tuple(pool)[:2] in ((0, 0), segment["segment_pool_id"])
+            ],
             "device_traces": [[] for _ in range(self.count)],
             "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": self._settings},
             "external_annotations": [],
@@ -155,6 +161,10 @@ class Memory:
             raise RuntimeError(f"invalid device pointer: {address:#x}")
         _native.virtual_give(handle)
 
+    def adopt(self, handles: dict[int, int]) -> None:
+        """Memory that ``give`` gives back: {address: handle}."""
+        self._raw.update(handles)
+
     def functions(self) -> dict[str, Callable[..., Any]]:
         """What replaces functions of torch._C, by their names."""
         return {
@@ -194,16 +204,17 @@ class Memory:
         }
 
 
-def _segments(device: int) -> list[dict[str, Any]]:
+def _segments(device: int, name_of_pool: Callable[[int], tuple[int, int]]) -> list[dict[str, Any]]:
     """The segments of a device as torch lists them: an expandable one is listed once for each of its ranges that has
     memory."""
     segments: list[dict[str, Any]] = []
     blocks = sorted(_native.virtual_blocks(device), key=lambda block: block[2])
     for (_, total, *_), group in itertools.groupby(blocks, key=lambda block: block[:2]):
         end = None
-        for _, _, address, size, requested, stream, state, is_small, is_expandable in group:
+        for _, _, address, size, requested, stream, state, is_small, is_expandable, pool in group:
             if address != end:
                 segments.append(_segment(device, address, total, stream, is_small, is_expandable))
+                segments[-1]["segment_pool_id"] = name_of_pool(pool) if pool else (0, 0)
             end = address + size
             _add_block(segments[-1], address, size, requested, state)
     for segment in segments:

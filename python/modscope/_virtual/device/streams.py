@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from modscope import _native
+from modscope._virtual.device import graphs
 from modscope._virtual.operators.operators import check_ordinal
 from modscope._virtual.ranks import traffic
 from modscope._virtual.time import times
@@ -82,7 +83,7 @@ class Stream(torch.Stream):
         times.wait()
 
     def is_capturing(self) -> bool:
-        return False
+        return graphs.is_capturing(self.cuda_stream)
 
     def __enter__(self) -> Stream:
         index = self.device.index

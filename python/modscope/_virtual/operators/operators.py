@@ -25,6 +25,7 @@ __all__ = [
     "check_ordinal",
     "contiguous_strides",
     "empty_like_meta",
+    "give_kept_back",
     "infer_on_meta",
     "make",
     "on_device",
@@ -223,6 +224,16 @@ function that is called at each call, where calls differ: only the first matrix 
 workspace. None: the operator takes its results only."""
 
 
+_kept: list[int] = []
+"""Handles of blocks that are kept."""
+
+
+def give_kept_back() -> None:
+    """What operators keep is given back: cuBLAS's workspaces."""
+    while _kept:
+        _native.virtual_give(_kept.pop())
+
+
 class _WorkspaceBlocks:
     """Take and give back the blocks of an operator's workspace, in the order of the events."""
 
@@ -253,6 +264,8 @@ class _WorkspaceBlocks:
                 raise out_of_memory(bytes)
             if what == "temporary":
                 self._taken.append((bytes, handle))
+            else:
+                _kept.append(handle)
             return
         for i, (size, handle) in enumerate(self._taken):
             if size == -bytes:
@@ -386,3 +399,4 @@ def forget() -> None:
     """Forget what is remembered of operators: it holds for the installed device only."""
     _schemas.clear()
     _remembered.clear()
+    _kept.clear()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from modscope import _native
 from modscope._virtual.operators.operators import Workspace, WorkspaceEvent, WorkspaceEvents
 from modscope._virtual.rules.rules import GpuAndTorch, argument, at_start, rule
 
@@ -20,8 +21,8 @@ _KIB = 1024
 _DEFAULT = 4096 * 2 + 16 * 8  # :4096:2:16:8
 _HOPPER = 4096 * 8  # :4096:8
 
-_taken: set[tuple[str, int]] = set()
-"""The workspaces that were taken and are kept: of which library, and for which thread."""
+_taken: set[tuple[str, int, int]] = set()
+"""The workspaces that were taken and are kept: of which library, and for which thread and stream."""
 
 
 @at_start
@@ -56,8 +57,8 @@ def workspace_lt_bytes(gpu: GpuAndTorch) -> int:
 
 
 def _kept(library: str, bytes: int) -> list[WorkspaceEvent]:
-    """A workspace that the thread's first product takes."""
-    key = (library, threading.get_ident())
+    """A workspace that the thread's first product on a stream takes."""
+    key = (library, threading.get_ident(), _native.virtual_stream())
     if bytes == 0 or key in _taken:
         return []
     _taken.add(key)

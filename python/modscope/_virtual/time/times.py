@@ -21,13 +21,17 @@ from modscope._virtual.time.roofline import Roofline, recurrent_steps
 __all__ = [
     "Seconds",
     "Times",
+    "Work",
+    "begin_capture",
     "compiled",
     "delay",
+    "end_capture",
     "installed",
     "is_compiled",
     "kernel_seconds",
     "launch",
     "now",
+    "replay",
     "run_kernel",
     "timed",
     "wait",
@@ -54,6 +58,9 @@ PAGEABLE = 0.25
 COMPILED = 0.2
 """Seconds that the host needs to launch a kernel or an operator from the code that Inductor generates, as a multiple of
 HOST: there is no autograd and little Python around it. It was not measured."""
+
+GRAPH = 0.4
+"""Seconds that the host needs to launch a CUDA graph, as a multiple of HOST. It was not measured."""
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -149,7 +156,7 @@ class Times:
         return _launched(READ / 4 + bytes / (self._link * of_link), 1.0, BACKWARD["operator"])
 
     def advance(self, seconds: float) -> None:
-        """An operator that takes so long was launched."""
+        """An operator that takes so long was launched. While a CUDA graph is captured the device does not run it."""
         also: tuple[float, ...] = ()
         if isinstance(seconds, Seconds):
             also = seconds.also
@@ -158,9 +165,52 @@ class Times:
                 launch = min(launch, seconds.backward)
         else:
             launch = HOST * (BACKWARD["operator"] if _is_backward() else 1.0)
+        if _captured:
+            _captured[-1].add(seconds, also, len(self.clocks))
+            seconds, also = 0.0, ()
+        self.run(launch, seconds, also)
+
+    def run(self, launch: float, seconds: float, also: Sequence[float] = ()) -> None:
+        """The host launches something that the device then runs."""
         _native.virtual_clock_run(launch, seconds)
         for i, clocks in enumerate(self.clocks):
             clocks.run(launch, also[i] if also else seconds)
+
+
+# ---- CUDA graphs ----
+
+
+class Work:
+    """How long the device runs what was captured in a graph."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.also: list[float] = []
+        """On the other GPUs."""
+
+    def add(self, seconds: float, also: Sequence[float], others: int) -> None:
+        self.seconds += seconds
+        self.also = self.also or [0.0] * others
+        for i in range(others):
+            self.also[i] += also[i] if also else seconds
+
+
+_captured: list[Work] = []
+
+
+def begin_capture() -> Work:
+    _captured.append(Work())
+    return _captured[-1]
+
+
+def end_capture() -> None:
+    _captured.pop()
+
+
+def replay(work: Work) -> None:
+    """The host launches a graph."""
+    if isinstance(operators.costs, TimedRules):
+        operators.costs.times.run(GRAPH * HOST, work.seconds, work.also)
 
 
 class TimedRules(operators.OperatorCosts):
@@ -240,6 +290,8 @@ def _reading(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def wait() -> None:
     """The host waits for the device, as torch.cuda.synchronize() does."""
+    if _captured:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
     _native.virtual_clock_wait()
     if isinstance(operators.costs, TimedRules):
         for clocks in operators.costs.times.clocks:
