@@ -269,7 +269,7 @@ static bool order_insertions(ms__replay_feed *feed)
     const ms_replay_edit *edit = feed->edit;
     ms__replay_ordered list = {NULL, 0, 0};
     bool done = true;
-    feed->insertions = malloc(((size_t)edit->inserted_count + 1) * sizeof *feed->insertions);
+    feed->insertions = calloc((size_t)edit->inserted_count + 1, sizeof *feed->insertions);
     for (uint32_t i = 0; done && i < edit->inserted_count; i++)
         done = ms__replay_ordered_add(&list, edit->inserted[i].begin, 0, i);
     ms__replay_ordered_sort(&list);

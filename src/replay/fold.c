@@ -9,6 +9,7 @@
  */
 #include "replay/equal_steps.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 /* A part that is kept: outside of runs, or the beginning or the end of one. */
@@ -160,6 +161,7 @@ static void take_means(struct folding *of, const struct ms__replay_run *run, uin
     const struct ms__replay_place *standing = &of->steps[run->first + MS__REPLAY_BEFORE];
     uint32_t count = run->count - MS__REPLAY_BEFORE - MS__REPLAY_AFTER,
              calls = standing[1].at[MS__REPLAY_CALLS] - standing->at[MS__REPLAY_CALLS];
+    assert(count && "a run is longer than what stays before and after it");
     for (uint32_t i = standing->at[MS__REPLAY_CALLS]; i < standing[1].at[MS__REPLAY_CALLS]; i++) {
         ms_replay_call *call = &of->folded.calls[i - shift];
         call->nanoseconds = call->microseconds = call->recompute_nanoseconds = 0;

@@ -2,6 +2,7 @@
  * same actions. */
 #include "replay/epoch.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -160,6 +161,7 @@ static int make_variant(ms_epoch *epoch, uint32_t index, uint64_t hash)
 static void add_sample(ms_epoch *epoch, struct ms__epoch_variant *variant, uint32_t index)
 {
     const struct ms__epoch_step *step = &epoch->steps[index];
+    assert(variant->samples && "each variant was made with room for them");
     variant->samples[variant->sample_count++] = index;
     for (uint32_t i = 0; i < variant->survivor_count; i++) {
         uint32_t end = epoch->freed_in[step->first + variant->survivors[i]];
@@ -193,6 +195,7 @@ static void complete_ages(ms_epoch *epoch)
     uint32_t age = epoch->longest_age ? epoch->longest_age : 1;
     for (uint32_t v = 0; v < epoch->variant_count; v++) {
         struct ms__epoch_variant *variant = &epoch->variants[v];
+        assert(variant->samples && variant->sample_count && "each variant has a step");
         for (uint32_t i = 0; variant->samples[0] + age >= epoch->step_count && i < variant->survivor_count; i++)
             if (!variant->ages[i])
                 variant->ages[i] = (uint16_t)age;
@@ -209,13 +212,13 @@ int ms__epoch_read_log(ms_epoch *epoch, const ms_epoch_source *source)
     epoch->step_count = source->steps;
     epoch->first = source->first;
     epoch->allocation_count = count;
-    epoch->log = malloc((entries + 1) * sizeof *epoch->log);
+    epoch->log = calloc(entries + 1, sizeof *epoch->log);
     epoch->steps = calloc(source->steps, sizeof *epoch->steps);
     epoch->variants = calloc(source->steps, sizeof *epoch->variants);
     epoch->bytes = malloc((count + 1) * sizeof *epoch->bytes);
-    epoch->made_in = malloc((count + 1) * sizeof *epoch->made_in);
-    epoch->freed_in = malloc((count + 1) * sizeof *epoch->freed_in);
-    epoch->ranks = malloc((count + 1) * sizeof *epoch->ranks);
+    epoch->made_in = calloc(count + 1, sizeof *epoch->made_in);
+    epoch->freed_in = calloc(count + 1, sizeof *epoch->freed_in);
+    epoch->ranks = calloc(count + 1, sizeof *epoch->ranks);
     epoch->tokens = malloc((count + 1) * sizeof *epoch->tokens);
     if (!epoch->log || !epoch->steps || !epoch->variants || !epoch->bytes || !epoch->made_in || !epoch->freed_in ||
         !epoch->ranks || !epoch->tokens)

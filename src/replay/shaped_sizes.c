@@ -22,8 +22,8 @@ static double power_of(double value, unsigned power)
 
 static double round_up(double value, uint8_t multiple)
 {
-    uint64_t whole = (uint64_t)value;
-    return (double)((whole + multiple - 1) / multiple * multiple);
+    uint64_t whole = (uint64_t)value, multiples_in = (whole + multiple - 1) / multiple;
+    return (double)(multiples_in * multiple);
 }
 
 double ms__epoch_product_of(const ms_epoch *epoch, const struct ms__epoch_product *product, uint32_t shape)

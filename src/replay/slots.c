@@ -156,8 +156,8 @@ int ms__epoch_find_slots(ms_epoch *epoch)
     uint32_t *same = malloc(room * sizeof *same);
     bool has_room = same != NULL;
     for (int i = 0; i < 2; i++) {
-        orders[i].tokens = malloc(room * sizeof *orders[i].tokens);
-        orders[i].slots = malloc(room * sizeof *orders[i].slots);
+        orders[i].tokens = calloc(room, sizeof *orders[i].tokens);
+        orders[i].slots = calloc(room, sizeof *orders[i].slots);
         has_room = has_room && orders[i].tokens && orders[i].slots;
     }
     int error = has_room ? MS_OK : MS_ENOMEM;

@@ -51,11 +51,12 @@ static uint64_t device_of(int index)
     return MST_CUDA | (uint64_t)index << 8;
 }
 
-/* The index of a device, which is that of the current one where it says none, or one that is not there. */
+/* The index of a device, which is that of the current one where it says none (-1, which is 255 here), or one that is
+ * not there. */
 static int index_of(uint64_t device)
 {
-    int index = (int8_t)(device >> 8);
-    return index >= 0 && index < mst_virtual_count() ? index : mst_virtual_device();
+    int index = (int)(device >> 8 & 0xff);
+    return index < mst_virtual_count() ? index : mst_virtual_device();
 }
 
 static uint64_t get_device(void)
