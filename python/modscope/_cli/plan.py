@@ -48,7 +48,8 @@ from modscope._virtual.gpus import Gpu, find_gpu
 from modscope._virtual.ranks.network import communicator_bytes
 
 _GROUPS = 12  # that are listed
-_BAR = 16
+_MODULES = 5  # whose curves are listed
+_BAR = 10
 _MANY_GAPS = 0.3  # of what is allocated: from here on a replay and a run were seen to differ by 20 %
 _EXACT = 0.01  # of what is reserved: a plan whose figure may be off by more says by how much
 _ABOUT_RANKS = (
@@ -234,6 +235,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         *solver,
         *[""] * bool(solver),
         *_curve(result, screen),
+        *_module_curves(result, screen),
         *_hints(result, screen, arguments),
     ]
     return out + ["", *_how_to_apply(result, arguments, screen), *notes(result, screen), *page_line]
@@ -351,10 +353,25 @@ def _curve(result: Report, screen: Screen) -> list[str]:
     rows = []
     for point in result["curve"]:
         bar = screen.bar(point["reserved"] / highest, _BAR)
-        mark = " <- the plan" if point["is_plan"] else ""
+        marks = [name for name in ("plan", "knee") if point[f"is_{name}"]]
+        mark = f" <- the {', '.join(marks)}" if marks else ""
         modules = counted(point["modules"], "module") if point["modules"] else "no plan"
         rows.append((bar, _reserved(point), _more_time(result, point), modules + mark))
     return screen.table(("Other budgets", "", "time", "checkpoint"), rows, left=[0])
+
+
+def _module_curves(result: Report, screen: Screen) -> list[str]:
+    """What modules keep, and how long computing it again takes in a step; the same at the knee."""
+    rows = []
+    for curve in result["module_curves"][:_MODULES]:
+        name = curve["name"] + (f" (each of {curve['count']})" if curve["count"] > 1 else "")
+        rows.append((near_size(curve["kept"]), milliseconds(curve["points"][-1]["ms"]), name))
+        rows += [
+            (near_size(point["kept"]), milliseconds(point["ms"]), f"  {point['keep']}  <- the knee")
+            for point in curve["points"]
+            if point["is_knee"]
+        ]
+    return ["", *screen.table(("A module keeps", "all again", "module"), rows)] if rows else []
 
 
 def _hints(result: Report, screen: Screen, arguments: Namespace) -> list[str]:

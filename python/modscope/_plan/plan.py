@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+from modscope._plan.curves import choices_of_curve, curves_of_modules, knee_of
 from modscope._plan.file import Plan
 from modscope._plan.highs import is_available
 from modscope._plan.problem import Choice, PlanLimits, Problem, check_capture
@@ -26,7 +27,6 @@ ROUGH_TIMES = (
     "the times of a GPU."
 )
 
-_CURVE = 6  # points
 _MARGIN = 100
 """The part of a budget that is left free: with the same blocks in another order, a real run was seen to reserve 1 %
 more."""
@@ -111,7 +111,8 @@ def make_plan(
         "has_solver": search.has_highs,
         "is_solver_installed": is_available(),
         "bound_ms": None if found.bound is None else 1e3 * (problem.step.total + found.bound),
-        "curve": _curve(problem, search, budget, found),
+        "curve": _curve(problem, search, found),
+        "module_curves": curves_of_modules(problem),
         "times": _times_of(capture, device),
         "steps": problem.steps,
         "is_lower_bound": capture.is_lower_bound,
@@ -237,22 +238,13 @@ def _module(problem: Problem, path: int) -> str:
     return names[path] if path < len(names) else "?"
 
 
-def _curve(problem: Problem, search: Search, budget: int, found: Found) -> list[Report]:
-    """Plans for other budgets, from none at all to the one that reserves least."""
-    highest, lowest = problem.reserved(EMPTY), problem.reserved(search.least())
-    choices = {EMPTY, found.choice}
-    greedy = Search(problem, use_highs=False)
-    for i in range(1, _CURVE):
-        other = greedy.find(lowest + (highest - lowest) * (_CURVE - 1 - i) // (_CURVE - 1))
-        if other:
-            choices.add(other.choice)
-    points = sorted(choices, key=lambda choice: (-problem.reserved(choice), problem.seconds(choice), sorted(choice)))
-    kept: list[Choice] = []
-    for choice in points:
-        while kept and problem.seconds(kept[-1]) >= problem.seconds(choice) and kept[-1] != found.choice:
-            kept.pop()  # it needs more memory, and no less time
-        kept.append(choice)
-    return [_point(problem, choice, choice == found.choice) for choice in kept]
+def _curve(problem: Problem, search: Search, found: Found) -> list[Report]:
+    """Plans for several budgets, with the knee."""
+    choices = choices_of_curve(problem, search, found)
+    knee = knee_of([(problem.reserved(choice), problem.seconds(choice)) for choice in choices])
+    return [
+        {**_point(problem, choice, choice == found.choice), "is_knee": i == knee} for i, choice in enumerate(choices)
+    ]
 
 
 def _point(problem: Problem, choice: Choice, is_plan: bool) -> Report:

@@ -4,6 +4,7 @@ verifies a choice. Needs no torch."""
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -186,8 +187,14 @@ class Problem:
 
     def cost(self, candidate: int) -> float:
         """Seconds of the side that decides how long a step takes: the device, or a program that is about as slow."""
-        found = self.candidates[candidate]
+        return self.cost_of(self.candidates[candidate])
+
+    def cost_of(self, found: Candidate) -> float:
         return max(found.seconds, found.host_seconds) if self.step.host >= _NEARLY * self.step.device else found.seconds
+
+    def calls_in_step(self, candidate: Candidate) -> int:
+        """The most calls that the candidate has in one step."""
+        return max(Counter(self._calls[call].step for call in candidate.calls).values())
 
     def seconds(self, choice: Iterable[int]) -> float:
         """How much longer a step is with the recomputations of a choice."""

@@ -10,6 +10,7 @@ import modscope
 import pytest
 import warm_python
 from modscope._cli import main
+from modscope._plan.curves import curves_of_modules
 from modscope._plan.file import KeptOperator, load_plan, plan_of
 from modscope._plan.keeping import Operator, describe, find_sets, plain_name
 from modscope._plan.plan import make_plan
@@ -214,6 +215,19 @@ def test_the_command_says_what_is_kept(capture: pathlib.Path, tmp_path: pathlib.
     assert main.main([*words, "--force", "--whole-modules", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["keep"] == {}
     assert not load_plan(file).keep
+
+
+@needs_interception
+def test_the_curve_of_equal_blocks_has_a_knee(capture: pathlib.Path) -> None:
+    problem = Problem(modscope.load(capture), "cuda:0")
+    (blocks,) = [curve for curve in curves_of_modules(problem) if curve["name"] == "GPT.blocks.*"]
+    points, kept = blocks["points"], [point["kept"] for point in blocks["points"]]
+    assert blocks["count"] == 4 and kept == sorted(kept, reverse=True) and kept[0] == blocks["kept"] > kept[1]
+    assert [point["ms"] for point in points] == sorted(point["ms"] for point in points)
+    (knee,) = [point for point in points if point["is_knee"]]
+    whole = points[-1]
+    assert knee["keep"].startswith("scaled_dot_product_attention")
+    assert knee["kept"] < 0.3 * blocks["kept"] and knee["ms"] < 0.6 * whole["ms"]
 
 
 @pytest.mark.slow

@@ -101,7 +101,8 @@ class PlanPlot {
     }, makeSvg("circle", { class: "target", cx: x, cy: y, r: 14 }),
       makeSvg("circle", { class: "ring", cx: x, cy: y, r: 9 }),
     makeSvg("circle", { class: "dot", cx: x, cy: y, r: 5 }));
-    if (point.is_plan && point.modules) mark.append(makeSvg("text", { x: x + 12, y: y - 8 }, "the plan"));
+    const named = [...(point.is_plan && point.modules ? ["plan"] : []), ...(point.is_knee ? ["knee"] : [])];
+    if (named.length) mark.append(makeSvg("text", { x: x + 12, y: y - 8 }, `the ${named.join(" and the ")}`));
     mark.addEventListener("pointermove", (event) =>
       showTooltip(planTooltip(plan, point), event.clientX, event.clientY));
     mark.addEventListener("pointerleave", hideTooltip);
@@ -158,6 +159,7 @@ function describePlan(page) {
   if (!plan) return;
   const chosen = page.change?.part === "plan" ? page.change.index : page.change ? -1 : 0;
   find("plan-text").replaceChildren(bdi(plan.text));
+  describeModules(plan);
   const isPlotted = plan.points.length > 1;
   find("plan-body").hidden = !isPlotted;
   if (!isPlotted) return;
@@ -167,4 +169,41 @@ function describePlan(page) {
   const groups = chosen < 0 ? [] : point.modules ? point.groups.map((group) => make("li", "fqn", bdi(group)))
     : [make("li", "", "nothing is checkpointed")];
   find("plan-groups").replaceChildren(...groups);
+}
+
+/* ---- what a module may keep ---- */
+
+const CURVE = { width: 150, height: 34, margin: 4 };
+
+function describeModules({ modules }) {
+  find("plan-modules").hidden = !modules.length;
+  find("plan-modules").querySelector("tbody").replaceChildren(...modules.map(makeModuleRow));
+}
+
+function makeModuleRow(module) {
+  const knee = module.points.find((point) => point.is_knee);
+  const last = module.points[module.points.length - 1];
+  return make("tr", "", make("td", "fqn", bdi(module.name), module.count), make("td", "figure", size(module.kept)),
+    make("td", "figure", last.time), make("td", "", makeCurve(module)),
+    knee ? make("td", "", "keep ", bdi(knee.keep), `: ${size(knee.kept)}, ${knee.time}`) : make("td", "soft", "none"));
+}
+
+/* Bytes to the right, time upwards: a dot for each choice, and the knee filled. */
+function makeCurve({ name, kept, points }) {
+  const longest = Math.max(...points.map((point) => point.ms), 1e-9);
+  const { width, height, margin } = CURVE;
+  const x = (point) => margin + (point.kept / kept) * (width - 2 * margin);
+  const y = (point) => height - margin - (point.ms / longest) * (height - 2 * margin);
+  const texts = points.map((point) => `${point.keep}: ${size(point.kept)}, ${point.time}`);
+  const svg = makeSvg("svg", { class: "module-curve", viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
+    "aria-label": `${name}. ${texts.join("; ")}` });
+  svg.append(makeSvg("polyline", { points: points.map((point) => `${x(point)},${y(point)}`).join(" ") }));
+  points.forEach((point, i) => {
+    const dot = makeSvg("circle", { class: point.is_knee ? "knee" : "", cx: x(point), cy: y(point), r: 3 });
+    dot.addEventListener("pointermove", (event) =>
+      showTooltip([make("div", "", bdi(texts[i]))], event.clientX, event.clientY));
+    dot.addEventListener("pointerleave", hideTooltip);
+    svg.append(dot);
+  });
+  return svg;
 }

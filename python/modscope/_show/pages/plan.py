@@ -30,12 +30,13 @@ def changes(capture: Capture, made: Report, edits: Sequence[Edits], window: Wind
             "text": _verdict(made),
             "moments": moments_of(curves[0]),
             "points": [{**_point(made, point), **lines_of(curve)} for point, curve in zip(made["curve"], curves)],
+            "modules": [_module(curve) for curve in made["module_curves"]],
         },
     }
 
 
 def _point(made: Report, point: Report) -> Report:
-    keys = ("reserved", "step_ms", "modules", "is_plan")
+    keys = ("reserved", "step_ms", "modules", "is_plan", "is_knee")
     more = more_time(made["before"]["step_ms"], point["step_ms"])
     name = f"checkpoint {', '.join(point['groups'])}" if point["modules"] else ""
     return {
@@ -45,6 +46,13 @@ def _point(made: Report, point: Report) -> Report:
         "time": f"{milliseconds(point['step_ms'])}{f' ({more})' if point['modules'] else ''}",
         "text": _sentence(made, point, more),
     }
+
+
+def _module(curve: Report) -> Report:
+    """What modules may keep, with the texts of the row and of its points."""
+    count = f" (each of {curve['count']})" if curve["count"] > 1 else ""
+    points = [{**point, "keep": clean(point["keep"]), "time": milliseconds(point["ms"])} for point in curve["points"]]
+    return {"name": clean(curve["name"]), "count": count, "kept": curve["kept"], "points": points}
 
 
 def _headline(made: Report) -> Sentence:

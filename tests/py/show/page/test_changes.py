@@ -321,7 +321,12 @@ def test_the_plot_has_the_points_that_plan_prints(plans):
     ]
     (chosen,) = [i for i, each in enumerate(said["curve"]) if each["is_plan"]]
     assert page.state["change"] == f"plan-{chosen}", "the plan is chosen at first"
-    assert page.browser.run("return document.querySelector('#plan-plot .is-plan').textContent") == "the plan"
+    assert page.browser.run("return document.querySelector('#plan-plot .is-plan').textContent").startswith("the plan")
+    assert [row.split(" (each")[0] for row in page.browser.texts("#plan-modules td.fqn")] == [
+        curve["name"] for curve in said["module_curves"]
+    ]
+    dots = page.browser.run("return document.querySelectorAll('.module-curve circle').length")
+    assert dots == sum(len(curve["points"]) for curve in said["module_curves"])
     assert drawn(page)[0] == said["after"]["reserved"]
     assert page.browser.texts("#plan-groups li") == said["groups"]
     assert not page.browser.visible("#fit")
