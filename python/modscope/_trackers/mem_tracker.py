@@ -16,7 +16,7 @@ from modscope import _native
 from modscope._read import text as _text
 from modscope._read.categories import KINDS, Category, Raw, Sums, kinds_of, sums_of
 from modscope._read.types import Peak
-from modscope._torch import interception, lines, oom_report
+from modscope._torch import generated, interception, lines, oom_report
 from modscope._torch.devices import devices, list_cuda_blocks, number_device
 from modscope._torch.dispatch import DispatcherSource, active_fake_mode, is_fake
 from modscope._trackers.module_tracker import NamingTracker
@@ -74,8 +74,9 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _keep_stacks() -> None:
-    """Keep as many frames as the active trackers want."""
+    """Keep as many frames as the active trackers want, and watch what is compiled."""
     lines.keep(max((tracker._stacks for tracker in _Shared.trackers), default=0))
+    generated.watch(bool(_Shared.trackers) and not _Shared.dispatcher)
 
 
 def _keep_call_snapshots() -> None:

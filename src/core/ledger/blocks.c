@@ -139,6 +139,18 @@ MS__HOT int ms_block_add_at(ms_ledger *ledger, const ms_thread *thread, ms_stack
     return bytes ? add_block_of(ledger, origin, address, bytes, device) : MS_OK;
 }
 
+int ms_block_add_for(ms_ledger *ledger, const ms_thread *thread, ms_path path, ms_stack stack, uint64_t address,
+                     uint64_t bytes, uint32_t device)
+{
+    if (device >= MS_MAX_DEVICES || bytes > INT64_MAX || path >= ms_path_count(ledger->watch))
+        return MS_EINVAL;
+    struct origin origin = find_origin(thread);
+    origin.phase = origin.phase == MS_IDLE ? MS_FORWARD : origin.phase;
+    origin.path = path;
+    origin.stack = stack;
+    return bytes ? add_block_of(ledger, origin, address, bytes, device) : MS_OK;
+}
+
 int ms_block_add_in_at(ms_ledger *ledger, ms_phase phase, ms_path path, ms_stack stack, uint64_t address,
                        uint64_t bytes, uint32_t device)
 {

@@ -88,6 +88,7 @@ static int add_functions(PyObject *module)
         mst_running_operator_methods,
         mst_created_nodes_methods,
         mst_intercept_resizes_methods,
+        mst_generated_code_methods,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) != 0)

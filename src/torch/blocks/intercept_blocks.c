@@ -73,13 +73,29 @@ static inline ms_ledger *current_ledger(void)
     return atomic_load_explicit(&mst.blocks_ledger, memory_order_acquire);
 }
 
+/* Add a block of generated code, which belongs to the module that the code computes for. */
+static __attribute__((noinline)) int add_generated(ms_ledger *ledger, uint64_t address, uint64_t bytes, uint32_t device)
+{
+    ms_thread *thread = mst_this_thread;
+    ms_path here = thread ? ms_thread_path(thread) : MS_GLOBAL, owner = mst_generated_owner(here);
+    return owner == here ? ms_block_add_at(ledger, thread, mst_stack_here(), address, bytes, device)
+                         : ms_block_add_for(ledger, thread, owner, mst_stack_here(), address, bytes, device);
+}
+
+static inline int add_block(ms_ledger *ledger, uint64_t address, uint64_t bytes, uint32_t device)
+{
+    if (UNLIKELY(atomic_load_explicit(&mst_generated_count, memory_order_relaxed)))
+        return add_generated(ledger, address, bytes, device);
+    return ms_block_add_at(ledger, mst_this_thread, mst_stack_here(), address, bytes, device);
+}
+
 /* ---- CPU ---- */
 HOT static void intercept_cpu_new(void *reporter, void *memory, size_t bytes)
 {
     ((cpu_new *)points[CPU_NEW].patch.previous)(reporter, memory, bytes);
     ms_ledger *ledger = current_ledger();
     if (ledger && memory) {
-        ms_block_add_at(ledger, mst_this_thread, mst_stack_here(), (uint64_t)(uintptr_t)memory, bytes, 0);
+        add_block(ledger, (uint64_t)(uintptr_t)memory, bytes, 0);
     } else {
         atomic_fetch_add_explicit(&counted_blocks, 1, memory_order_relaxed);
     }
@@ -131,7 +147,7 @@ void mst_blocks_report(uint64_t address, int64_t bytes, uint64_t reserved, int8_
     uint32_t device = mst_device_number(device_type, device_index);
     bool grew = update_reserved(ledger, device, reserved);
     if (bytes > 0) {
-        ms_block_add_at(ledger, mst_this_thread, mst_stack_here(), address, (uint64_t)bytes, device);
+        add_block(ledger, address, (uint64_t)bytes, device);
         if (UNLIKELY(grew)) /* a new segment begins with the block that it was taken for */
             ms_block_note_segment(ledger, address);
     } else {

@@ -115,7 +115,7 @@ static __attribute__((noinline)) const struct seen_code *see_code(struct seen_co
 {
     char file[MST_CODE_TEXT];
     ptrdiff_t first = (const char *)mst_code_first_instruction(code) - (const char *)code;
-    enum mst_owner owner = mst_owner_of_file(mst_code_file(code, file));
+    enum mst_owner owner = mst_is_generated(code) ? MST_OF_PROGRAM : mst_owner_of_file(mst_code_file(code, file));
     bool calls_modules = owner == MST_OF_TORCH && mst_code_is_function(code, "Module._call_impl");
     set[1] = set[0];
     set[0] = (struct seen_code){code, (uint32_t)first, (uint16_t)owner, calls_modules};
@@ -153,7 +153,8 @@ static __attribute__((noinline)) ms_stack see_frame(struct seen_place set[WAYS],
 {
     struct mst_code_texts texts;
     ms_frame added;
-    mst_code_describe(frame->code, frame->instruction, &texts, &added);
+    if (!mst_generated_describe(frame->code, frame->instruction, &added))
+        mst_code_describe(frame->code, frame->instruction, &texts, &added);
     added.outer = outer;
     added.is_model = is_model;
     return remember_place(set, frame->instruction, outer, ms_stack_add(mst.watch, &added));

@@ -108,6 +108,17 @@ PyObject *mst_loaded_name(const PyCodeObject *code, const struct mst_instruction
 /* The special method that the instruction calls, without its underscores; NULL: none. */
 const char *mst_operator_method(const struct mst_instruction *at);
 
+/* ---- generated_code.c: functions that a compiler generated, and whose code modscope was told about. No GIL needed
+ * ---- */
+extern _Atomic uint32_t mst_generated_count; /* how many functions are known */
+bool mst_is_generated(const PyCodeObject *code);
+/* The line of the program that asked for what an instruction of such a function does. False: it is not known. */
+bool mst_generated_describe(const PyCodeObject *code, const void *instruction, ms_frame *frame);
+/* The path that owns what this thread allocates now, by its frames; `here`, its innermost path, if that is not known.
+ */
+ms_path mst_generated_owner(ms_path here);
+extern PyMethodDef mst_generated_code_methods[];
+
 /* ---- freed_code.c: which code objects were freed: what is remembered by their addresses is no longer true ---- */
 /* It changes whenever any code object is freed, while that is intercepted. */
 extern _Atomic uint64_t mst_code_generation;

@@ -139,6 +139,44 @@ def test_blocks_belong_to_the_outermost_compiled_module(backend):
     del out
 
 
+@pytest.mark.slow
+@needs_interception
+def test_what_inductor_generates_allocates_for_the_modules_that_it_computes():
+    """Only products: a compiler of C++ is not needed."""
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 64)) for _ in range(2))
+    for layer in layers:
+        layer.compile()  # one function for both of them
+    net = make("Net", lambda m, x: m.layers[1](m.layers[0](x)), layers=layers)
+    other = make("Other", lambda m, x: m.low(x), low=nn.Linear(64, 32))
+
+    @torch.compile
+    def function(x):
+        return other(x)
+
+    x = grad_input(16, 64)
+    mt = MemTracker("allocator")
+    mt.track_external(net, other, x)
+    with mt:
+        for _ in range(2):  # the first time it is compiled
+            kept = net(x), function(x)
+            want = {
+                "Net.layers.0.0": 96,
+                "Net.layers.1.0": 96,
+                "Net.layers.0.1": 64,
+                "Net.layers.1.1": 64,
+                "Other.low": 32,
+            }
+            found = {fqn: of_module(mt, fqn)["Activation"] for fqn in want}
+            assert found == {fqn: 16 * columns * 4 for fqn, columns in want.items()}
+            (kept[0].sum() + kept[1].sum()).backward()
+            assert held(mt) == held_by([net, other])
+            assert of_module(mt, "Net.layers.1.0")["Gradient"] == (64 * 96 + 96) * 4
+            net.zero_grad(), other.zero_grad()
+            del kept
+            x.grad = None
+        assert wrong_sums(mt) == []
+
+
 @needs_interception
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_training_a_compiled_module(backend):
