@@ -19,6 +19,7 @@ from modscope._cli.options import (
     one_gpu,
     read_value,
 )
+from modscope._fit.activation_budget import SETTING, curve
 from modscope._fit.capacity import may_reserve, nccl_bytes
 from modscope._fit.edited_timeline import Window
 from modscope._fit.job import Job
@@ -30,7 +31,7 @@ from modscope._fit.verdict import answer
 from modscope._plan.file import Plan
 from modscope._plan.plan import ROUGH_TIMES, Verify, make_plan, verified_figures
 from modscope._plan.problem import PlanLimits
-from modscope._predict.capture_of_script import PredictedScript
+from modscope._predict.capture_of_script import PredictedScript, is_compiled
 from modscope._predict.options import records_of
 from modscope._read.load import Capture, CaptureError
 from modscope._read.own_files import PAGE, PLAN
@@ -113,6 +114,7 @@ def report(arguments: Namespace, load: Load) -> Report:
         "program": program_words(capture.info) or None,
         "notes": [*about, *_about_verdict(made)],
         "output": arguments.output,
+        "activation_budgets": None,
     }
 
 
@@ -205,10 +207,24 @@ def _of_script(arguments: Namespace, load: Load) -> Report:
             again = load(script.predict([gpu], f"with {counted(len(plan.modules), 'module')} checkpointed", plan=plan))
             return verified_figures(again, again.main_device) if again.phases["recompute"].blocks else None
 
-        made, plan = _make(arguments, predicted, capture, verify)
+        budgets = [point._asdict() for point in curve(script, gpu, predicted)] if is_compiled(predicted) else None
+        try:
+            made, plan = _make(arguments, predicted, capture, verify)
+        except CaptureError as error:
+            raise CaptureError(" ".join([str(error), *_budgets_in_words(budgets or [])])) from None
         _write(arguments, plan)
         about = {"script": script.target, "program": script.target, "notes": _about_verdict(made)}
-        return {**file_report(script.name, capture), **made, **about, "output": arguments.output}
+        written = {"output": arguments.output, "activation_budgets": budgets}
+        return {**file_report(script.name, capture), **made, **about, **written}
+
+
+def _budgets_in_words(points: list[Report]) -> list[str]:
+    """Where there is no plan."""
+    found = [f"{point['budget']:g} reserves {near_size(point['reserved'])}" for point in points[1:]]
+    if not found:
+        return []
+    own = near_size(points[0]["reserved"])
+    return [f"{SETTING}, of what torch.compile compiled ({own} as it is): {', '.join(found)}."]
 
 
 # ---- as text ----
@@ -224,7 +240,8 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     page_line = page_address(result["report"]) if result["report"] else []
     if not result["checkpoint"]:
         as_it_is = "No module" if result.get("verdict") == OPEN else "It fits as it is: no module"
-        return [*out, f"{as_it_is} has to be checkpointed.", *notes(result, screen), *page_line]
+        out.append(f"{as_it_is} has to be checkpointed.")
+        return [*out, *_activation_budgets(result, screen), *notes(result, screen), *page_line]
     out += ["", screen.bold("Checkpoint"), *_groups(result["groups"], screen), ""]
     out += screen.table(("", verb, "time of a step", ""), _before_and_after(result), left=[0])
     solver = _solver(result, screen)
@@ -236,6 +253,7 @@ def text(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
         *[""] * bool(solver),
         *_curve(result, screen),
         *_module_curves(result, screen),
+        *_activation_budgets(result, screen),
         *_hints(result, screen, arguments),
     ]
     return out + ["", *_how_to_apply(result, arguments, screen), *notes(result, screen), *page_line]
@@ -372,6 +390,32 @@ def _module_curves(result: Report, screen: Screen) -> list[str]:
             if point["is_knee"]
         ]
     return ["", *screen.table(("A module keeps", "all again", "module"), rows)] if rows else []
+
+
+def _activation_budgets(result: Report, screen: Screen) -> list[str]:
+    """What the budgets of torch.compile itself do, each predicted."""
+    points = result["activation_budgets"]
+    if not points:
+        return []
+    highest, own = max(point["reserved"] for point in points), points[0]
+    rows = []
+    for point in points:
+        name = "as it is" if point["budget"] is None else f"{point['budget']:g}"
+        mark = "" if point["reserved"] <= result["budget"] else "more than the budget"
+        rows.append(
+            (
+                screen.bar(point["reserved"] / highest, _BAR),
+                near_size(point["reserved"]),
+                more_time(own["step_ms"], point["step_ms"]) if point is not own else "",
+                name,
+                mark,
+            )
+        )
+    about = screen.wrap(
+        "A plan checkpoints modules that are called outside what torch.compile compiled. Inside, PyTorch decides what "
+        f"is kept for backward, by {SETTING}. Each budget was predicted; a smaller one need not need less."
+    )
+    return ["", *screen.table(("Activation budget", "reserved", "time", "", ""), rows, left=[0, 3, 4]), *about]
 
 
 def _hints(result: Report, screen: Screen, arguments: Namespace) -> list[str]:

@@ -3,12 +3,13 @@ again with the levers that are shown, where that is possible without a change to
 
 from __future__ import annotations
 
+from modscope._fit.activation_budget import with_budgets
 from modscope._fit.job import Job
 from modscope._fit.levers import fsdp2
 from modscope._fit.levers.registry import Lever, Tried, longer_step
 from modscope._fit.verdict import Answer, answer
 from modscope._plan.file import plan_of
-from modscope._predict.capture_of_script import PredictedScript, sharding_of
+from modscope._predict.capture_of_script import PredictedScript, is_compiled, sharding_of
 from modscope._predict.result import ShardingFacts
 from modscope._read.load import CaptureError
 from modscope._virtual.gpus import Gpu, rules_of
@@ -27,7 +28,8 @@ def answer_script(script: PredictedScript, gpus: list[Gpu]) -> list[Answer]:
         for gpu in kind:
             answers[gpu] = answer(job, gpu)
     if len(gpus) == 1:
-        answers[gpus[0]] = _with_sharding(script, verify(script, answers[gpus[0]]), sharding_of(path))
+        found = _with_sharding(script, verify(script, answers[gpus[0]]), sharding_of(path))
+        answers[gpus[0]] = with_budgets(script, found) if is_compiled(path) else found
     return [answers[gpu] for gpu in gpus]
 
 

@@ -42,6 +42,12 @@ def sharding_of(path: str) -> ShardingFacts | None:
     return ranks["fully_shard"] if ranks else None
 
 
+def is_compiled(path: str) -> bool:
+    """Whether Inductor compiled something of a script whose prediction is at ``path``, with a backward or without."""
+    compiled = _facts(path).get("compiled")
+    return bool(compiled and compiled["graphs"] > compiled["uncompiled_graphs"])
+
+
 _CONF = "PYTORCH_CUDA_ALLOC_CONF"
 
 
@@ -77,9 +83,11 @@ class PredictedScript:
         conf: str = "",
         target: Sequence[str] | None = None,
         sharding: ShardingChange | None = None,
+        activation_budget: float | None = None,
     ) -> str:
         """The path of a capture, made with unlimited memory. ``conf`` is added to the allocator's settings; ``target``
-        replaces the script's; ``sharding``: more ranks, and what fully_shard gets. The first prediction shows on stderr
+        replaces the script's; ``sharding``: more ranks, and what fully_shard gets; ``activation_budget``: of what is
+        compiled. The first prediction shows on stderr
         what the script prints, the others do not. ``what`` says to somebody who waits what is different this time.
         CaptureError: the script did not get far enough."""
         self._count += 1
@@ -93,6 +101,7 @@ class PredictedScript:
         if sharding is not None:
             ranks = sharding.ranks or prediction.ranks
             prediction = prediction._replace(ranks=ranks, reshard=sharding.reshard, shard_over=sharding.over)
+        prediction = prediction._replace(activation_budget=activation_budget)
         status = self._run(own, prediction, what, conf)
         facts = _facts(own.output)
         path = facts.get("capture") or own.output  # that of a rank has its number in the name

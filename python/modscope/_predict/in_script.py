@@ -69,7 +69,9 @@ class Prediction:
             self.gpu, self.asked.torch or None, bool(self.asked.part), self.asked.table, others, self._node()
         )
         fakes.set_selected(self.asked.selected)
-        self._substitutes = Substitutes(self._ranks([self.gpu, *others]), self._sharding(), not self.asked.no_compile)
+        self._substitutes = Substitutes(
+            self._ranks([self.gpu, *others]), self._sharding(), not self.asked.no_compile, self.asked.activation_budget
+        )
         self._substitutes.install()
 
     def look_ahead(self, stop: Callable[[], None]) -> None:

@@ -45,6 +45,8 @@ class PredictOptions(NamedTuple):
     """At most so many batches are read; 0: all of them."""
 
     # These are no options of the command line.
+    activation_budget: float | None = None
+    """activation_memory_budget of torch._functorch.config, for everything that is compiled; None: the script's own."""
     gpus: list[str] = ["h100"]
     """The script runs on the first of them; the times on all of them are wanted."""
     part: str = ""

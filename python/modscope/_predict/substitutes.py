@@ -33,9 +33,16 @@ _EXTENSIONS = ("flash_attn_2_cuda", "flash_attn_cuda", "flash_attn_3_cuda", "fla
 class Substitutes:
     """Installed with the virtual GPU, and removed with it."""
 
-    def __init__(self, ranks: Ranks | None = None, sharding: Sharding | None = None, compiles: bool = True) -> None:
+    def __init__(
+        self,
+        ranks: Ranks | None = None,
+        sharding: Sharding | None = None,
+        compiles: bool = True,
+        activation_budget: float | None = None,
+    ) -> None:
         """``ranks``: of process groups; None: they have one. ``sharding``: what fully_shard is asked. ``compiles``:
-        torch.compile compiles; otherwise programs run uncompiled."""
+        torch.compile compiles; otherwise programs run uncompiled. ``activation_budget``: of what is compiled."""
+        self._activation_budget = activation_budget
         self._ranks = ranks
         self._compiles = compiles
         self._compiler: Compiler | None = None
@@ -120,7 +127,7 @@ class Substitutes:
         if self._compiler is None:
             from modscope._virtual.compiled.compiler import Compiler
 
-            self._compiler = Compiler()
+            self._compiler = Compiler(self._activation_budget)
         why = self._compiler.prepare(backend if isinstance(backend, str) else "")
         if why:
             self._why_uncompiled = f"The program ran uncompiled: {why}."

@@ -160,8 +160,11 @@ class Compiler:
     """torch's compiler for the virtual device. ``prepare`` installs it when a program first compiles something: to
     import Inductor takes seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, activation_budget: float | None = None) -> None:
+        """``activation_budget``: torch._functorch.config.activation_memory_budget while something is compiled; None: as
+        the program has set it."""
         self.counts = Counts()
+        self._activation_budget = activation_budget
         self.padded = 0
         """How many products were taken to be padded, which a real GPU decides by measuring them."""
         self._undo = contextlib.ExitStack()
@@ -228,9 +231,27 @@ class Compiler:
             undo.enter_context(_attributes(groups, {"_add_ephemeral_timeout_for_all_pgs": _nothing}))
         undo.enter_context(_attributes(torch._C, {"_conv_determine_backend_memory_format": _format_of_convolution()}))
         undo.enter_context(self.counts.watched())
+        if self._activation_budget is not None:
+            undo.enter_context(self._budgeted())
 
     def _inductor(self, undo: contextlib.ExitStack) -> None:
         undo.enter_context(self._for_device())
+
+    @contextlib.contextmanager
+    def _budgeted(self) -> Iterator[None]:
+        """AOTAutograd decides in dynamo's call of its backend what is kept for backward."""
+        from torch._dynamo.output_graph import OutputGraph
+        from torch._functorch import config
+
+        output: Any = OutputGraph
+        called = output.call_user_compiler
+
+        def call(graph: Any, *args: Any, **options: Any) -> Any:
+            with config.patch(activation_memory_budget=self._activation_budget):
+                return called(graph, *args, **options)
+
+        with _attributes(output, {"call_user_compiler": call}):
+            yield
 
     @contextlib.contextmanager
     def _for_device(self) -> Iterator[None]:

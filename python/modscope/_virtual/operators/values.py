@@ -40,7 +40,9 @@ def local_scalar_dense(self: torch.Tensor) -> bool | float | int | complex:
     return torch.zeros((), dtype=self.dtype).item() if values is None else values.item()
 
 
-def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+def copy_(self: torch.Tensor, src: torch.Tensor | complex, non_blocking: bool = False) -> torch.Tensor:
+    if not isinstance(src, torch.Tensor):  # torch passes a number as a number
+        src = torch.tensor(src)
     values = known.values_of(src)
     if self.device.type != "cpu":
         if values is None:

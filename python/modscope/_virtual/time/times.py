@@ -265,7 +265,10 @@ def _copying(kernel: Callable[..., Any], target: int, source: int) -> Callable[.
         result = kernel(*args, **kwargs)
         rules = operators.costs
         if isinstance(rules, TimedRules):
-            pair = (args[target], args[source])
+            pair = (
+                args[target],
+                args[source] if isinstance(args[source], torch.Tensor) else torch.tensor(args[source]),
+            )
             key = tuple([(t.shape, t.stride(), t.dtype, t.device.type) for t in pair])
             seconds = remembered.get(key)
             if seconds is None:
