@@ -19,7 +19,7 @@ from modscope._cli.options import (
     one_gpu,
     read_value,
 )
-from modscope._fit.activation_budget import SETTING, curve
+from modscope._fit.activation_budget import SETTING, predict_budgets
 from modscope._fit.capacity import may_reserve, nccl_bytes
 from modscope._fit.edited_timeline import Window
 from modscope._fit.job import Job
@@ -207,7 +207,9 @@ def _of_script(arguments: Namespace, load: Load) -> Report:
             again = load(script.predict([gpu], f"with {counted(len(plan.modules), 'module')} checkpointed", plan=plan))
             return verified_figures(again, again.main_device) if again.phases["recompute"].blocks else None
 
-        budgets = [point._asdict() for point in curve(script, gpu, predicted)] if is_compiled(predicted) else None
+        budgets = (
+            [point._asdict() for point in predict_budgets(script, gpu, predicted)] if is_compiled(predicted) else None
+        )
         try:
             made, plan = _make(arguments, predicted, capture, verify)
         except CaptureError as error:

@@ -28,7 +28,7 @@ class Point(NamedTuple):
     step_ms: float | None
 
 
-def curve(script: PredictedScript, gpu: Gpu, path: str) -> list[Point]:
+def predict_budgets(script: PredictedScript, gpu: Gpu, path: str) -> list[Point]:
     """``path``: of the prediction without another budget, which is the first point."""
     points = [_point(None, Job(path))]
     for budget in BUDGETS:
