@@ -24,7 +24,7 @@ QEMU_AARCH64 ?= qemu-aarch64
 C_DIR := $(BUILD)/c
 C_FLAGS := -std=c11 -Wall -Wextra -Wpedantic -Werror -g -pthread -Iinclude -Isrc -Itests/c -Itests/c/support
 C_CORE := $(shell find src/core -name '*.c' | sort)
-C_REPLAY := $(wildcard src/replay/*.c) $(wildcard src/base/*.c)
+C_REPLAY := $(wildcard src/replay/*.c src/replay/epoch/*.c) $(wildcard src/base/*.c)
 C_LIBRARY = $(C_CORE) $(C_REPLAY) $(wildcard src/export/*.c)
 C_EXAMPLES := core_only fits
 C_FUZZERS := events ledger capture allocator

@@ -3,7 +3,7 @@
  * Sizes of tensors are products of a few lengths, plus a constant where something is concatenated or padded; kernels
  * round lengths up. So each product of features, also with features that are rounded up, is a candidate: the line
  * through two samples is right if it gives every sample's size to the byte. */
-#include "replay/epoch.h"
+#include "replay/epoch/epoch.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  *   variant 1  a  b     c     e        what a variant has beside the slots becomes new ones between them
  *   variant 2  a  b  x  c  d  e
  */
-#include "replay/epoch.h"
+#include "replay/epoch/epoch.h"
 
 #include "base/array.h"
 

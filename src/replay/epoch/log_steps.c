@@ -1,6 +1,6 @@
 /* log_steps.c - a log as steps: which allocation each entry frees, which survive their step, and which steps have the
  * same actions. */
-#include "replay/epoch.h"
+#include "replay/epoch/epoch.h"
 
 #include <assert.h>
 #include <stdlib.h>
