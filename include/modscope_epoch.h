@@ -62,6 +62,11 @@ typedef struct ms_epoch_facts {
     uint64_t inexact_bytes, bytes; /* of a step: the most of any variant's largest step */
 } ms_epoch_facts;
 ms_epoch_facts ms_epoch_describe(const ms_epoch *epoch);
+/* How many requests of the log precede a step that the program took; of the number of steps: the end of the last one.
+ */
+uint64_t ms_epoch_requests_before(const ms_epoch *epoch, uint32_t step);
+/* The operator of a request of the log, or 0. */
+uint64_t ms_epoch_operator_of(const ms_epoch *epoch, uint64_t request);
 
 /* The batches of an epoch, in their order; the first ones are the steps before ms_epoch_source.first. */
 typedef struct ms_epoch_batches {
@@ -87,6 +92,7 @@ typedef struct ms_epoch_result {
     uint32_t first_failure;                  /* a batch, or MS_EPOCH_NONE */
     bool failed_before;                      /* memory ran out before the first batch: nothing else is known */
     uint64_t requested, allocated, reserved; /* where memory ran out first */
+    uint64_t failed_operator;                /* of the log, which requested it; 0: not known */
     uint64_t retries;                        /* requests for which everything free was given back first */
     uint32_t replayed;                       /* steps; the others were known */
 } ms_epoch_result;

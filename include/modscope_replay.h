@@ -351,6 +351,29 @@ typedef struct ms_replay_result {
 int ms_replay_run(const ms_replay_stream *stream, const ms_replay_edit *edit, uint32_t device,
                   const ms_allocator_settings *settings, ms_replay_curve_range *curve, ms_replay_result *result);
 
+/* ---- what the events of one device ask of its allocator: a log for modscope_epoch.h ---- */
+enum { MS_REPLAY_LOG_PHASE_BITS = 3, MS_REPLAY_LOG_PATHS = 1 << 24 };
+
+typedef struct ms_replay_log_source {
+    const uint64_t
+        *adds; /* before which of the stream's requests marks are wanted, counted from 0, in ascending order */
+    const uint32_t *operators; /* by request of the stream; may be NULL */
+    uint32_t mark_count;
+    uint64_t operator_count;
+} ms_replay_log_source;
+
+typedef struct ms_replay_log {
+    uint64_t *entries; /* of ms_log_kind. An operator is module << MS_REPLAY_LOG_PHASE_BITS | phase, in its high 32
+                          bits, and the stream's operator, in its low ones; a request that an edit adds has 0 there */
+    uint64_t *marks;   /* the count of entries before each of `adds`, and what the edit does before it */
+    size_t count;
+} ms_replay_log;
+
+/* `edit` may be NULL. MS_EINVAL: the stream is folded, or has fewer requests. MS_ENOMEM. */
+int ms_replay_log_open(const ms_replay_stream *stream, const ms_replay_edit *edit, uint32_t device,
+                       const ms_replay_log_source *source, ms_replay_log *log);
+void ms_replay_log_close(ms_replay_log *log);
+
 /* What is reserved with checkpoints depends on when Python lets go of tensors that autograd does not keep, which
  * captures do not note: a variable lives longer than a part of an expression. Replay an edit so many times more, each
  * time with other ends of such blocks, equal ones in equal calls; in several threads, where that is faster. *least and

@@ -82,6 +82,27 @@ static PyObject *epoch_facts(PyObject *object, PyObject *unused)
                          "bytes", (unsigned long long)facts.bytes);
 }
 
+static PyObject *epoch_requests_before(PyObject *object, PyObject *step)
+{
+    unsigned long number = PyLong_AsUnsignedLong(step);
+    if (PyErr_Occurred())
+        return NULL;
+    uint32_t of = number < MS_EPOCH_NONE ? (uint32_t)number : MS_EPOCH_NONE;
+    return PyLong_FromUnsignedLongLong(ms_epoch_requests_before(((epoch_object *)object)->epoch, of));
+}
+
+static PyObject *epoch_operators(PyObject *object, PyObject *count)
+{
+    size_t requests = PyLong_AsSize_t(count);
+    if (PyErr_Occurred())
+        return NULL;
+    PyObject *list = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(requests * sizeof(uint32_t)));
+    uint32_t *operators = list ? (uint32_t *)(void *)PyByteArray_AS_STRING(list) : NULL;
+    for (size_t i = 0; operators && i < requests; i++)
+        operators[i] = (uint32_t)ms_epoch_operator_of(((epoch_object *)object)->epoch, i);
+    return list;
+}
+
 static PyObject *batch_or_none(uint32_t number)
 {
     return number == MS_EPOCH_NONE ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(number);
@@ -89,13 +110,14 @@ static PyObject *batch_or_none(uint32_t number)
 
 static PyObject *result_dict(const ms_epoch_result *of)
 {
-    return Py_BuildValue("{sKsKsIsIsKsIsNsNsKsKsKsKsI}", "reserved_peak", (unsigned long long)of->reserved_peak,
+    return Py_BuildValue("{sKsKsIsIsKsIsNsNsKsKsKsKsKsI}", "reserved_peak", (unsigned long long)of->reserved_peak,
                          "allocated_peak", (unsigned long long)of->allocated_peak, "reserved_at", of->reserved_at,
                          "allocated_at", of->allocated_at, "reserved_end", (unsigned long long)of->reserved_end,
                          "failures", of->failures, "first_failure", batch_or_none(of->first_failure), "failed_before",
-                         PyBool_FromLong(of->failed_before), "requested", (unsigned long long)of->requested,
-                         "allocated", (unsigned long long)of->allocated, "reserved", (unsigned long long)of->reserved,
-                         "retries", (unsigned long long)of->retries, "replayed", of->replayed);
+                         PyBool_FromLong(of->failed_before), "requested", (unsigned long long)of->requested, "operator",
+                         (unsigned long long)of->failed_operator, "allocated", (unsigned long long)of->allocated,
+                         "reserved", (unsigned long long)of->reserved, "retries", (unsigned long long)of->retries,
+                         "replayed", of->replayed);
 }
 
 /* What a replay of all batches writes by batch. */
@@ -177,6 +199,9 @@ static PyObject *epoch_replay(PyObject *object, PyObject *args, PyObject *named)
 
 static PyMethodDef epoch_methods[] = {
     {"facts", epoch_facts, METH_NOARGS, "What is known of the sizes, and how exactly."},
+    {"requests_before", epoch_requests_before, METH_O,
+     "How many requests of the log precede this step of those that were taken."},
+    {"operators", epoch_operators, METH_O, "The operators of so many requests of the log, of 32 bits each."},
     {"replay", (PyCFunction)(void (*)(void))epoch_replay, METH_VARARGS | METH_KEYWORDS,
      "Replay these batches: what they reserve, and which of them run out of memory. The shapes have 32 bits each, the "
      "kinds 8."},

@@ -229,6 +229,48 @@ static PyObject *stream_replay(PyObject *object, PyObject *args, PyObject *named
     return result;
 }
 
+/* (entries, marks) as bytes, of 64 bits each. */
+static PyObject *log_edited(const ms_replay_stream *stream, const ms_replay_edit *edit, uint32_t device,
+                            const ms_replay_log_source *source)
+{
+    ms_replay_log log;
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    error = ms_replay_log_open(stream, edit, device, source, &log);
+    Py_END_ALLOW_THREADS
+    if (error == MS_EINVAL)
+        return PyErr_Format(PyExc_ValueError, "log: the stream is folded, or has fewer requests");
+    if (error)
+        return msr_raise(error);
+    PyObject *result = Py_BuildValue("(y#y#)", (const char *)log.entries, (Py_ssize_t)(log.count * sizeof *log.entries),
+                                     (const char *)log.marks, (Py_ssize_t)(source->mark_count * sizeof *log.marks));
+    ms_replay_log_close(&log);
+    return result;
+}
+
+static PyObject *stream_log(PyObject *object, PyObject *args)
+{
+    stream_object *self = (stream_object *)object;
+    unsigned device;
+    Py_buffer adds, operators;
+    PyObject *edits = Py_None, *result = NULL;
+    if (!PyArg_ParseTuple(args, "Iy*y*|O:log", &device, &adds, &operators, &edits))
+        return NULL;
+    ms_replay_log_source source = {.adds = adds.buf,
+                                   .operators = operators.buf,
+                                   .mark_count = (uint32_t)((size_t)adds.len / sizeof(uint64_t)),
+                                   .operator_count = (size_t)operators.len / sizeof(uint32_t)};
+    if (device_is_valid(device)) {
+        ms_replay_edit *edit = edits != Py_None ? msr_edit_of(self->stream, &self->match, edits, NULL) : NULL;
+        if (edit || !PyErr_Occurred())
+            result = log_edited(self->stream, edit, device, &source);
+        ms_replay_edit_close(edit);
+    }
+    PyBuffer_Release(&adds);
+    PyBuffer_Release(&operators);
+    return result;
+}
+
 /* ---- another stream of the same program ---- */
 
 /* (path, phase, bytes) of a block, or None. */
@@ -380,6 +422,10 @@ static PyMethodDef stream_methods[] = {
     {"fold", stream_fold, METH_VARARGS,
      "fold($self, /, *others)\n--\n\nLeave out steps that are equal in this stream, and in each of the others, whose "
      "equal steps are left out too. It is done once, before any replay."},
+    {"log", stream_log, METH_VARARGS,
+     "log($self, device, adds, operators, edits=None, /)\n--\n\nWhat the events of a device ask of its allocator with "
+     "these edits, as an Epoch takes it, and the count of entries before each request whose number is in adds. "
+     "operators: by request of the stream, of 32 bits each; all other numbers have 64 bits."},
     {"replay", (PyCFunction)(void (*)(void))stream_replay, METH_VARARGS | METH_KEYWORDS,
      "replay($self, /, device, edits=None, *, caching=True, version=None, conf=None, capacity=None, "
      "total_memory=None, points=0, first=0, last=None, folded=False, variants=0)\n--\n\nThe peaks of reserved and "

@@ -112,8 +112,9 @@ static int run_again(ms__replay_feed *feed, const ms__replay_edited_call *edited
                 let_go(feed, block, edited->backward);
             continue;
         }
-        ms__replay_held workspace = {NULL, 0};
+        ms__replay_held workspace = {0};
         if (ms__replay_is_workspace(&stream->blocks[block])) {
+            feed->block = block;
             if (!has_workspace(feed, block, edited->backward))
                 error = ms__replay_feed_hold(feed, &workspace, ms__replay_feed_bytes(feed, block),
                                              stream->blocks[block].stream);
@@ -123,6 +124,7 @@ static int run_again(ms__replay_feed *feed, const ms__replay_edited_call *edited
         ms__replay_held *held = kept ? &feed->blocks[block] : &feed->temporary[block - call->first_block];
         ms__replay_feed_release(
             feed, held); /* Before an add too: a kept block is still held if it is the input of another call. */
+        feed->block = block;
         if (event->kind == MS_REPLAY_ADD)
             error = ms__replay_feed_hold(feed, held, ms__replay_feed_bytes(feed, block), stream->blocks[block].stream);
     }
@@ -161,6 +163,7 @@ int ms__replay_feed_act(ms__replay_feed *feed, const ms__replay_action *action)
         return MS_OK;
     case INSERT_ADD:
         inserted = &edit->inserted[feed->insertions[action->index]];
+        feed->block = MS_REPLAY_NONE;
         return inserted->device == feed->device
                    ? ms__replay_feed_hold(feed, &feed->inserted[action->index], inserted->bytes, inserted->stream)
                    : MS_OK;

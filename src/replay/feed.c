@@ -41,11 +41,51 @@ static void update_figures(ms__replay_feed *feed)
     ms__replay_feed_raise(feed, feed->reserved, feed->allocated);
 }
 
+/* ---- the log ---- */
+static bool write_entry(ms__replay_log *log, ms_log_kind kind, uint64_t value)
+{
+    ms__replay_numbers *entries = &log->entries;
+    if (!MS__ARRAY_GROW(entries->at, entries->room, entries->count + 1))
+        return false;
+    entries->at[entries->count++] = value << MS_LOG_KIND_BITS | kind;
+    return true;
+}
+
+/* By its operator, module and phase a request of several steps is found to be the same one. */
+static uint64_t owner_of_request(const ms__replay_feed *feed)
+{
+    const ms__replay_log *log = feed->log;
+    uint64_t request = feed->block == MS_REPLAY_NONE ? UINT64_MAX : log->requests[feed->block];
+    uint64_t operator= request<log->operator_count ? log->operators[request] : 0;
+    uint64_t path = (uint64_t)feed->now.path & (MS_REPLAY_LOG_PATHS - 1);
+    return (path << MS_REPLAY_LOG_PHASE_BITS | (uint64_t)feed->now.phase) << 32 | operator;
+}
+
+static bool log_request(ms__replay_feed *feed, ms__replay_held *held, uint64_t bytes, uint64_t stream)
+{
+    ms__replay_log *log = feed->log;
+    uint64_t owner = owner_of_request(feed);
+    bool done = owner == log->owner || write_entry(log, MS_LOG_OPERATOR, owner);
+    feed->block = MS_REPLAY_NONE;
+    log->owner = owner;
+    held->number = log->written++;
+    return done && (!stream || write_entry(log, MS_LOG_STREAM, stream)) && write_entry(log, MS_LOG_ALLOCATE, bytes);
+}
+
+/* Before the stream's next request, and what edits do before it. */
+static void mark_log(ms__replay_log *log)
+{
+    for (; log->marked < log->mark_count && log->adds[log->marked] <= log->added; log->marked++)
+        log->marks[log->marked] = log->entries.count;
+}
+
 int ms__replay_feed_hold(ms__replay_feed *feed, ms__replay_held *held, uint64_t bytes, uint64_t stream)
 {
     if (!bytes)
         return MS_OK;
     feed->result->requests++;
+    if (feed->log && !log_request(feed, held, bytes, stream))
+        return MS_ENOMEM;
     if (feed->allocator) {
         int error = ms_allocator_malloc(feed->allocator, bytes, stream, &held->allocation);
         if (error == MS_EDEVICE) {
@@ -65,6 +105,7 @@ int ms__replay_feed_hold(ms__replay_feed *feed, ms__replay_held *held, uint64_t 
 
 int ms__replay_feed_hold_block(ms__replay_feed *feed, uint32_t block, uint64_t bytes)
 {
+    feed->block = block;
     return ms__replay_feed_hold(feed, &feed->blocks[block], bytes, feed->stream->blocks[block].stream);
 }
 
@@ -72,11 +113,13 @@ void ms__replay_feed_release(ms__replay_feed *feed, ms__replay_held *held)
 {
     if (!held->bytes)
         return;
+    if (feed->log)
+        feed->log->is_full |= !write_entry(feed->log, MS_LOG_FREE, held->number);
     if (feed->allocator)
         ms_allocator_free(feed->allocator, held->allocation);
     else
         feed->allocated -= held->bytes;
-    *held = (ms__replay_held){NULL, 0};
+    *held = (ms__replay_held){0};
     update_figures(feed);
 }
 
@@ -84,7 +127,7 @@ uint64_t ms__replay_feed_bytes(const ms__replay_feed *feed, uint32_t block)
 {
     const ms_replay_block *of = &feed->stream->blocks[block];
     uint32_t device = feed->edit ? feed->edit->blocks[block].device : of->device;
-    if (device != feed->device || (of->outside && feed->allocator))
+    if (device != feed->device || (of->outside && (feed->allocator || feed->log)))
         return 0;
     return feed->edit ? feed->edit->blocks[block].bytes : of->requested;
 }
@@ -187,10 +230,20 @@ static int replay_event(ms__replay_feed *feed, const ms_replay_event *event)
     default:
         if (event->device == feed->device && feed->allocator && !feed->stream->lacked_room)
             error = ms_allocator_empty_cache(feed->allocator);
+        if (!error && feed->log && event->device == feed->device && !feed->stream->lacked_room)
+            error = write_entry(feed->log, MS_LOG_EMPTY_CACHE, 0) ? MS_OK : MS_ENOMEM;
         if (!error)
             update_figures(feed);
     }
     return error;
+}
+
+static bool is_request(const ms__replay_feed *feed, const ms_replay_event *event)
+{
+    if (event->kind != MS_REPLAY_ADD)
+        return false;
+    const ms_replay_block *block = &feed->stream->blocks[event->value];
+    return block->device == feed->device && !block->outside;
 }
 
 static int begin_replay(ms__replay_feed *feed)
@@ -212,10 +265,15 @@ static int replay_events(ms__replay_feed *feed)
             break;
         begin_event(feed, i);
         feed->result->replayed++;
+        bool is_noted = feed->log && is_request(feed, &feed->stream->events[i]);
+        if (is_noted)
+            mark_log(feed->log);
         for (; !error && next < feed->action_count && feed->actions[next].at == i; next++)
             error = ms__replay_feed_act(feed, &feed->actions[next]);
         if (!error)
             error = replay_event(feed, &feed->stream->events[i]);
+        if (is_noted)
+            feed->log->added++;
         if (!error)
             error = ms__replay_loop_note(feed);
     }
@@ -236,6 +294,19 @@ static int open_feed(ms__replay_feed *feed, const ms_allocator_settings *setting
     return feed->edit ? ms__replay_feed_make_actions(feed) : MS_OK;
 }
 
+static void close_feed(ms__replay_feed *feed)
+{
+    ms_allocator_close(feed->allocator);
+    free(feed->blocks);
+    free(feed->threads);
+    free(feed->inserted);
+    free(feed->insertions);
+    ms__replay_loop_close(&feed->loop);
+    free(feed->holders);
+    free(feed->temporary);
+    free(feed->actions);
+}
+
 int ms_replay_run(const ms_replay_stream *stream, const ms_replay_edit *edit, uint32_t device,
                   const ms_allocator_settings *settings, ms_replay_curve_range *curve, ms_replay_result *result)
 {
@@ -250,14 +321,59 @@ int ms_replay_run(const ms_replay_stream *stream, const ms_replay_edit *edit, ui
         error = replay_events(&feed);
     if (feed.allocator)
         result->retries = (uint64_t)ms_allocator_read(feed.allocator)->retries + feed.skipped_retries;
-    ms_allocator_close(feed.allocator);
-    free(feed.blocks);
-    free(feed.threads);
-    free(feed.inserted);
-    free(feed.insertions);
-    ms__replay_loop_close(&feed.loop);
-    free(feed.holders);
-    free(feed.temporary);
-    free(feed.actions);
+    close_feed(&feed);
     return error == MS_EDEVICE ? MS_OK : error;
+}
+
+static int number_requests(const ms__replay_feed *feed)
+{
+    uint32_t next = 0;
+    feed->log->requests = malloc(((size_t)feed->stream->block_count + 1) * sizeof *feed->log->requests);
+    for (uint32_t i = 0; feed->log->requests && i < feed->stream->block_count; i++) {
+        const ms_replay_block *block = &feed->stream->blocks[i];
+        bool is_one = block->add != MS_REPLAY_NONE && block->device == feed->device && !block->outside;
+        feed->log->requests[i] = is_one ? next++ : MS_REPLAY_NONE;
+    }
+    return feed->log->requests ? MS_OK : MS_ENOMEM;
+}
+
+int ms_replay_log_open(const ms_replay_stream *stream, const ms_replay_edit *edit, uint32_t device,
+                       const ms_replay_log_source *source, ms_replay_log *opened)
+{
+    uint32_t count = source->mark_count;
+    if (device >= MS_MAX_DEVICES || stream->fold_count)
+        return MS_EINVAL;
+    ms_replay_result result = {0};
+    *opened = (ms_replay_log){.marks = malloc(((size_t)count + 1) * sizeof *opened->marks)};
+    ms__replay_log log = {.adds = source->adds,
+                          .marks = opened->marks,
+                          .mark_count = count,
+                          .operators = source->operators,
+                          .operator_count = source->operator_count};
+    ms__replay_feed feed = {.stream = stream, .edit = edit, .device = device, .result = &result, .log = &log};
+    feed.block = MS_REPLAY_NONE;
+    int error = opened->marks ? open_feed(&feed, NULL) : MS_ENOMEM;
+    if (!error)
+        error = number_requests(&feed);
+    if (!error)
+        error = replay_events(&feed);
+    close_feed(&feed);
+    free(log.requests);
+    bool is_whole = log.added >= (count ? source->adds[count - 1] : 0);
+    for (log.added = UINT64_MAX; log.marks && log.marked < count;)
+        mark_log(&log);
+    opened->entries = log.entries.at;
+    opened->count = log.entries.count;
+    if (!error)
+        error = log.is_full ? MS_ENOMEM : is_whole ? MS_OK : MS_EINVAL;
+    if (error)
+        ms_replay_log_close(opened);
+    return error;
+}
+
+void ms_replay_log_close(ms_replay_log *log)
+{
+    free(log->entries);
+    free(log->marks);
+    *log = (ms_replay_log){0};
 }

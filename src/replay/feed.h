@@ -15,12 +15,28 @@ typedef struct ms__replay_action {
 typedef struct ms__replay_held {
     ms_allocation *allocation; /* NULL without a model */
     uint64_t bytes;            /* 0: it is not held */
+    uint64_t number;           /* in the log, if one is written */
 } ms__replay_held;
 
 typedef struct ms__replay_numbers { /* a list that grows */
     uint64_t *at;
     size_t count, room;
 } ms__replay_numbers;
+
+/* What is requested and freed, as a log of ms_log_kind (ms_replay_log). */
+typedef struct ms__replay_log {
+    ms__replay_numbers entries;
+    const uint64_t *adds; /* before which of the stream's requests marks are wanted, in ascending order */
+    uint64_t *marks;      /* gets the count of entries there */
+    uint32_t mark_count, marked;
+    const uint32_t *operators; /* by request of the stream */
+    uint64_t operator_count;
+    uint32_t *requests; /* by block: which request of the stream it is */
+    uint64_t added;     /* so many requests of the stream were replayed */
+    uint64_t written;   /* allocations */
+    uint64_t owner;     /* of the latest entry */
+    bool is_full;       /* an entry is missing, as memory ran out */
+} ms__replay_log;
 
 struct event_figures {
     uint64_t reserved, allocated;           /* before the event */
@@ -77,6 +93,8 @@ typedef struct ms__replay_feed {
     uint32_t curve_begin, curve_length; /* its events, counted with those that are left out */
     ms_replay_curve *point;             /* the curve's present item, or NULL */
     ms_replay_result *result;
+    ms__replay_log *log; /* or NULL */
+    uint32_t block;      /* for which memory is requested next, for the log; MS_REPLAY_NONE: for none of the stream */
 } ms__replay_feed;
 
 /* ---- feed.c ---- */

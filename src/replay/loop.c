@@ -188,7 +188,7 @@ static bool is_at_anchor(const ms__replay_loop *loop)
 static void lose(ms__replay_held *held)
 {
     ms_allocation_set_name(held->allocation, NO_NAME);
-    *held = (ms__replay_held){NULL, 0};
+    *held = (ms__replay_held){0};
 }
 
 static void move_blocks_back(ms__replay_feed *feed)
@@ -238,7 +238,7 @@ static void move_insertions_back(ms__replay_feed *feed)
         }
         lose(&feed->inserted[twin]);
         feed->inserted[twin] = feed->inserted[i];
-        feed->inserted[i] = (ms__replay_held){NULL, 0};
+        feed->inserted[i] = (ms__replay_held){0};
     }
 }
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from argparse import Namespace
 
 from modscope._cli.command import Command, Load, Parser
-from modscope._cli.options import add_batches, add_device, add_gpus, add_prediction, check_no_ranks, check_ranks
+from modscope._cli.options import add_batches, add_device, add_epoch, add_gpus, add_prediction, check_epoch, check_no_ranks, check_ranks
 from modscope._fit import batch as _batch
 from modscope._fit.batch import Batch
 from modscope._fit.job import Job
+from modscope._fit.script import job_of
 from modscope._predict.capture_of_script import PredictedScript
 from modscope._predict.options import records_of
 from modscope._read.load import CaptureError
@@ -34,10 +35,12 @@ def add_options(parser: Parser) -> None:
     add_batches(parser, "; of a script, those that are predicted first (default: 4,8)")
     add_device(parser)
     add_prediction(parser, of_captures="")
+    add_epoch(parser, "and find the largest batch with which all of them fit")
 
 
 def report(arguments: Namespace, load: Load) -> Batch:
     gpus: list[Gpu] = arguments.gpu or list(GPUS.values())
+    check_epoch(arguments, bool(arguments.target))
     if arguments.target:
         return _of_script(arguments, gpus)
     check_no_ranks(arguments)
@@ -67,10 +70,8 @@ def _of_script(arguments: Namespace, gpus: list[Gpu]) -> Batch:
 
         def predict(batch: int) -> Job:
             words = [word.replace(_PLACE, str(batch)) for word in target]
-            job = Job(script.predict([gpu], f"batch {batch}", target=words))
+            job = job_of(script, script.predict([gpu], f"batch {batch}", target=words))
             job.file = f"{script.name} with batch {batch}"
-            if job.device == "cpu":
-                raise CaptureError(f'{script.name} used no GPU: it uses one where its device is "cuda"')
             return job
 
         return _batch.search(predict, gpu, arguments.batches or _FIRST, _PREDICTIONS, script.target)
@@ -149,7 +150,8 @@ def _table_of_gpus(result: Batch, screen: Screen) -> list[str]:
 def _how(result: Batch) -> str:
     small, large = result["batches"]
     if result["script"]:
-        return "Each of these batches was predicted."
+        every = ", with every step of its epoch" if result["epoch"] else ""
+        return f"Each of these batches was predicted{every}."
     return f"Other batches than {small} and {large} are interpolated linearly between both captures."
 
 

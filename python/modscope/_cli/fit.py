@@ -10,7 +10,7 @@ from typing import IO, NamedTuple
 
 from modscope._cli.command import Command, Load, Parser
 from modscope._cli.common import page_address
-from modscope._cli.options import add_batches, add_device, add_force, add_gpus, add_page, add_prediction, check_ranks
+from modscope._cli.options import add_batches, add_device, add_epoch, add_force, add_gpus, add_page, add_prediction, check_epoch, check_ranks
 from modscope._fit.job import Job
 from modscope._fit.script import answer_script
 from modscope._fit.text import lines_of, table_of_gpus
@@ -45,6 +45,7 @@ def add_options(parser: Parser) -> None:
     add_force(parser, "a file that is written")
     add_device(parser)
     add_prediction(parser, of_captures="; of a capture: over how many GPUs it could be sharded")
+    add_epoch(parser, "and judge each change by the worst of them")
 
 
 def report(arguments: Namespace, load: Load) -> FitReport:
@@ -52,6 +53,7 @@ def report(arguments: Namespace, load: Load) -> FitReport:
     if arguments.report and len(gpus) != 1:
         arguments.error("--report needs one GPU: give its name with --gpu")
     check_ranks(arguments)
+    check_epoch(arguments, bool(arguments.target))
     inputs = [file for file in (arguments.file, arguments.other) if file]
     page_file = create(arguments.report, PAGE, arguments.force) if arguments.report else nullcontext()
     with page_file as html:

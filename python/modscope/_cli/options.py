@@ -245,6 +245,26 @@ def add_recording(parser: Parser, more: str = "") -> None:
     add_is_module(parser)
 
 
+def add_epoch(parser: Any, what: str, *names: str) -> None:
+    """``names``: others of --epoch-batches."""
+    epoch = f"read the shapes of all batches of the script's DataLoader, {what}"
+    parser.add_argument("--epoch", action="store_true", help=epoch)
+    most = "with --epoch: read at most N batches (default: all; those of a stream that never ends need it)"
+    parser.add_argument("--epoch-batches", *names, type=number(1), metavar="N", help=most)
+
+
+def check_epoch(arguments: argparse.Namespace, of_script: bool = True) -> None:
+    """Refuse what does not go together with --epoch. ``of_script``: a script was given, and not captures."""
+    if arguments.epoch_batches and not arguments.epoch:
+        arguments.error("--epoch-batches is of --epoch: add that, or leave --epoch-batches out")
+    if not arguments.epoch:
+        return
+    if not of_script:
+        arguments.error("--epoch reads the DataLoader of a script: give a script, or leave --epoch out")
+    if arguments.target[0] == "-":
+        arguments.error("--epoch needs a script in a file, not one that is read from stdin")
+
+
 def add_is_module(parser: Any) -> None:
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
 

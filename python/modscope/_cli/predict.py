@@ -11,13 +11,14 @@ from argparse import Namespace
 
 from modscope._cli.command import Command, Load, Parser
 from modscope._cli.options import (
+    add_epoch,
     add_gpus,
     add_prediction,
     add_recording,
     amount,
+    check_epoch,
     check_ranks,
     fraction,
-    number,
     rank_count,
 )
 from modscope._predict import guard
@@ -47,10 +48,7 @@ def add_options(parser: Parser) -> None:
     above = "end with status 3 if the job reserves more than SIZE, such as 22GiB"
     add("--fail-above", type=amount, metavar="SIZE", help=above)
     add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
-    epoch = "read the shapes of all batches of the script's DataLoader, and say whether any of them runs out of memory"
-    add("--epoch", action="store_true", help=epoch)
-    batches = "with --epoch: read at most N batches (default: all; those of a stream that never ends need it)"
-    add("--batches", type=number(1), metavar="N", help=batches)
+    add_epoch(parser, "and say whether any of them runs out of memory", "--batches")
     ranks = "a rank's has the rank in its name: x.rank3.msc for x.msc; a table of ranks writes captures where this is"
     add_recording(parser, f"{ranks} given, and it may be a folder")
 
@@ -132,16 +130,13 @@ def _check_several(arguments: Namespace) -> None:
 
 
 def _check_epoch(arguments: Namespace) -> None:
-    if arguments.batches and not arguments.epoch:
-        arguments.error("--batches is of --epoch: add that, or leave --batches out")
+    check_epoch(arguments)
     if not arguments.epoch:
         return
     if arguments.check or arguments.all_ranks or len(arguments.ranks or ()) > 1:
         arguments.error("--epoch predicts one rank: leave --check, --all-ranks and further --ranks out")
     if arguments.output or arguments.force:
         arguments.error("--epoch makes no capture: leave -o and -f out")
-    if arguments.target[0] == "-":
-        arguments.error("--epoch needs a script in a file, not one that is read from stdin")
 
 
 # ---- the command ----
@@ -159,7 +154,7 @@ def report(arguments: Namespace, load: Load) -> Predicted:
     if arguments.epoch:
         results = [{**_RAN, **row} for row in results]
     why = guard.why_stopped(records_of(arguments)[1], results)
-    if why is None and arguments.fail_unless_fits and not figures.get("is_whole_epoch", True) and not arguments.batches:
+    if why is None and arguments.fail_unless_fits and not figures.get("is_whole_epoch", True) and not arguments.epoch_batches:
         why = "Status 3: not all batches were read, so that it is not known whether the others fit."
     if why is None:
         return predicted

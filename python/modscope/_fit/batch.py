@@ -9,6 +9,7 @@ from modscope._fit.capacity import nccl_bytes
 from modscope._fit.job import Job, Outcome
 from modscope._fit.text import notes_on
 from modscope._fit.two_captures import MOST_TIMES, Batches
+from modscope._predict.result import Result
 from modscope._read.load import CaptureError
 from modscope._virtual.certainty import OPEN, Judged, about_several, certainty_of, judge, other_kernels
 from modscope._virtual.gpus import Gpu
@@ -55,6 +56,8 @@ class Batch(TypedDict):
     gpus: list[BatchOnGpu]
     curve: list[BatchPoint]
     most_tried: int
+    epoch: Result | None
+    """What was read of the epoch with the largest batch that fits; None: no epoch was."""
 
 
 def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int, int] | None = None) -> Batch:
@@ -89,6 +92,7 @@ def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int,
         "gpus": rows,
         "curve": curve,
         "most_tried": MOST_TIMES * batches.large_size,
+        "epoch": None,
     }
 
 
@@ -158,12 +162,15 @@ def search(
     last: Job | None = None
     capacity = 0
     outcomes: dict[int, Outcome] = {}
+    epochs: dict[int, Result] = {}
     batch: int | None = sizes[0]
     while batch is not None and len(outcomes) < most_predictions:
         last = predict(batch)
         check_whole(last)
         capacity = last.may_reserve(gpu)
         outcomes[batch] = last.replay(capacity=capacity)
+        if last.epoch is not None:
+            epochs[batch] = last.epoch.about()
         batch = sizes[1] if len(outcomes) < 2 else _next(outcomes, capacity, MOST_TIMES * sizes[1])
     assert last is not None
     largest = max((batch for batch, outcome in outcomes.items() if outcome.fits_at_once), default=None)
@@ -185,6 +192,7 @@ def search(
         "gpus": [made],
         "curve": curve,
         "most_tried": MOST_TIMES * sizes[1],
+        "epoch": epochs.get(largest or min(outcomes)),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modscope import _capture
 from modscope._fit.capacity import memory_fraction, nccl_bytes
@@ -22,6 +22,9 @@ from modscope._read.step_time import (
 )
 from modscope._read.types import Call, calls_of
 from modscope._virtual.gpus import Gpu
+
+if TYPE_CHECKING:
+    from modscope._predict.epoch.answer import EpochAnswer
 
 Edit = tuple[Any, ...]
 """The name of an edit and its arguments, as modscope._capture.Stream.replay takes them."""
@@ -68,6 +71,9 @@ class Outcome(NamedTuple):
 
 class Job:
     """``file``: a capture, which may be open already. CaptureError where nothing can be said."""
+
+    epoch: EpochAnswer | None = None
+    """Of a job of which a whole epoch counts (_fit/epoch_job.py)."""
 
     def __init__(self, file: str, device: str | None = None, capture: Capture | None = None) -> None:
         self.file = file

@@ -4,12 +4,13 @@ again with the levers that are shown, where that is possible without a change to
 from __future__ import annotations
 
 from modscope._fit.activation_budget import with_budgets
+from modscope._fit.epoch_job import EpochJob, cap_of, what_was_read
 from modscope._fit.job import Job
 from modscope._fit.levers import fsdp2
 from modscope._fit.levers.registry import Lever, Tried, longer_step
 from modscope._fit.verdict import Answer, answer
 from modscope._plan.file import plan_of
-from modscope._predict.capture_of_script import PredictedScript, is_compiled, sharding_of
+from modscope._predict.capture_of_script import PredictedScript, epoch_of, is_compiled, sharding_of
 from modscope._predict.result import ShardingFacts
 from modscope._read.load import CaptureError
 from modscope._virtual.gpus import Gpu, rules_of
@@ -24,13 +25,22 @@ def answer_script(script: PredictedScript, gpus: list[Gpu]) -> list[Answer]:
     answers: dict[Gpu, Answer] = {}
     for kind in _kinds(gpus):
         path = script.predict(kind, f"on {kind[0].label}")
-        job = _job(script, path)
+        job = job_of(script, path)
         for gpu in kind:
-            answers[gpu] = answer(job, gpu)
+            answers[gpu] = _with_epoch(answer(job, gpu))
     if len(gpus) == 1:
         found = _with_sharding(script, verify(script, answers[gpus[0]]), sharding_of(path))
         answers[gpus[0]] = with_budgets(script, found) if is_compiled(path) else found
     return [answers[gpu] for gpu in gpus]
+
+
+def _with_epoch(found: Answer) -> Answer:
+    """With what was read of the epoch, and the largest length with which every batch fits."""
+    if found.job.epoch is None:
+        return found
+    row = found.job.epoch.on(found.gpu)
+    tried = sorted([*found.tried, *cap_of(found.job.epoch, row)], key=lambda tried: tried.price)
+    return found._replace(tried=tried, about=what_was_read(found.job.epoch, row), on_epoch=row)
 
 
 def _kinds(gpus: list[Gpu]) -> list[list[Gpu]]:
@@ -41,8 +51,9 @@ def _kinds(gpus: list[Gpu]) -> list[list[Gpu]]:
     return list(kinds.values())
 
 
-def _job(script: PredictedScript, path: str) -> Job:
-    job = Job(path)
+def job_of(script: PredictedScript, path: str) -> Job:
+    """The script as it was predicted: with --epoch, all batches of its epoch."""
+    job = EpochJob(path, epoch_of(path)) if script.reads_epoch else Job(path)
     if job.device == "cpu":
         raise CaptureError(f'{script.name} used no GPU: it uses one where its device is "cuda"')
     job.file = script.name
@@ -90,7 +101,7 @@ def _predicted(script: PredictedScript, found: Answer, tried: Tried) -> Tried:
     """With the figures of a prediction; the same as before if the plan could not be applied to the script."""
     lever = tried.lever
     plan = plan_of(list(lever.modules), keep=lever.keep) if lever.modules else None
-    job = _job(script, script.predict([found.gpu], lever.name, plan=plan, conf=lever.conf, sharding=lever.sharding))
+    job = job_of(script, script.predict([found.gpu], lever.name, plan=plan, conf=lever.conf, sharding=lever.sharding))
     if plan and not job.capture.phases["recompute"].blocks:
         return tried
     before, after = found.job.step_time.total, job.step_time.total

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 
 from modscope._capture import Allocator
 from modscope._plan.file import Plan
+from modscope._predict.epoch.answer import EpochAnswer, EpochRun, why_no_epoch, why_unreadable
 from modscope._predict.in_script import FACTS
 from modscope._predict.options import PredictOptions, ShardingChange
 from modscope._predict.process import for_part, start, wait
 from modscope._predict.progress import Progress
 from modscope._predict.result import Facts, ShardingFacts, failed_early
 from modscope._predict.text import describe_error, hints
-from modscope._read.load import CaptureError
+from modscope._read.load import CaptureError, load
 from modscope._record.options import ScriptOptions
 from modscope._record.run import check_target
 from modscope._virtual.device.environment import allocator_settings
@@ -48,6 +49,16 @@ def is_compiled(path: str) -> bool:
     return bool(compiled and compiled["graphs"] > compiled["uncompiled_graphs"])
 
 
+def epoch_of(path: str) -> EpochAnswer:
+    """What a prediction at ``path`` says of the whole epoch. CaptureError if it read none."""
+    facts, run = _facts(path), EpochRun.of_part(os.path.dirname(path))
+    if run is None:
+        raise CaptureError(why_no_epoch(facts))
+    if not run.read.batches:
+        raise CaptureError(why_unreadable(run))
+    return EpochAnswer(run, facts, load(path))
+
+
 _CONF = "PYTORCH_CUDA_ALLOC_CONF"
 
 
@@ -65,6 +76,7 @@ class PredictedScript:
         self.target, self.name = script.target, script.program
         self.ranks, self.per_node = prediction.ranks, prediction.ranks_per_node
         """The script is one of so many ranks; 0: it is alone."""
+        self.reads_epoch = prediction.epoch
         self._folder = tempfile.TemporaryDirectory(prefix="modscope-")
         self._count = 0
 
@@ -93,6 +105,8 @@ class PredictedScript:
         self._count += 1
         part = os.path.join(self._folder.name, str(self._count))
         own, prediction = for_part(self._script, self._prediction, part, gpus=[gpu.name for gpu in gpus])
+        if prediction.epoch and target is None and self._count > 1:
+            prediction = prediction._replace(read_before=os.path.join(self._folder.name, "1"))
         if plan is not None:
             own = own._replace(plan=os.path.join(part, "plan.json"))
             plan.write(own.plan)

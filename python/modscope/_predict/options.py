@@ -41,7 +41,7 @@ class PredictOptions(NamedTuple):
 
     epoch: bool = False
     """The shapes of all batches of an epoch are read ahead, and steps of some of them are predicted."""
-    batches: int = 0
+    epoch_batches: int = 0
     """At most so many batches are read; 0: all of them."""
 
     # These are no options of the command line.
@@ -55,6 +55,8 @@ class PredictOptions(NamedTuple):
     messages: str = ""
     """A folder in which ranks that are predicted at the same time tell each other things; "": this one is predicted
     alone."""
+    read_before: str = ""
+    """The ``part`` of an earlier prediction of the same script, in which the epoch was read; "": it is read now."""
     real: bool = False
     """Run on the real GPU instead (_predict/check.py)."""
 

@@ -1,4 +1,4 @@
-/* epoch.h - the structures of an epoch, for log_steps.c, shaped_sizes.c and epoch.c.
+/* epoch.h - the structures of an epoch, for log_steps.c, shaped_sizes.c, slots.c, open.c and run.h.
  *
  *   epoch --+-- beginning: entries of the log, replayed as they were
  *           +-- variants --+-- actions: of one step, in their order

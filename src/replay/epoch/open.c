@@ -98,3 +98,16 @@ ms_epoch_facts ms_epoch_describe(const ms_epoch *epoch)
         describe_variant(epoch, &epoch->variants[i], &facts);
     return facts;
 }
+
+uint64_t ms_epoch_requests_before(const ms_epoch *epoch, uint32_t step)
+{
+    if (step < epoch->step_count)
+        return epoch->steps[step].first;
+    const struct ms__epoch_step *last = &epoch->steps[epoch->step_count - 1];
+    return last->first + last->count;
+}
+
+uint64_t ms_epoch_operator_of(const ms_epoch *epoch, uint64_t request)
+{
+    return request < epoch->allocation_count ? epoch->tokens[request] >> 1 : 0;
+}

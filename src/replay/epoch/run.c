@@ -22,6 +22,7 @@ void ms__epoch_note_outcome(const struct ms__epoch_outcome *outcome, uint32_t ba
     if (result->first_failure == MS_EPOCH_NONE) {
         result->first_failure = batch;
         result->requested = outcome->requested;
+        result->failed_operator = outcome->operator_then;
         result->allocated = outcome->allocated_then;
         result->reserved = outcome->reserved_then;
     }

@@ -10,6 +10,7 @@
 struct ms__epoch_outcome { /* of a step */
     uint64_t reserved, allocated, retries;
     uint64_t requested, allocated_then, reserved_then; /* where memory ran out */
+    uint64_t operator_then;                            /* likewise */
     bool failed;
 };
 

@@ -52,11 +52,14 @@ static struct ms__epoch_outcome outcome_now(const struct ms__epoch_run *run, int
                                       .retries = (uint64_t)(stats->retries - retries)};
 }
 
-static void note_failure(const struct ms__epoch_run *run, uint64_t requested, struct ms__epoch_outcome *outcome)
+/* `token`: of the allocation that failed. */
+static void note_failure(const struct ms__epoch_run *run, uint64_t requested, uint64_t token,
+                         struct ms__epoch_outcome *outcome)
 {
     const ms_allocator_stats *stats = ms_allocator_read(run->allocator);
     outcome->failed = true;
     outcome->requested = requested;
+    outcome->operator_then = token >> 1;
     outcome->allocated_then = (uint64_t)stats->allocated_bytes[MS_BOTH_POOLS].now;
     outcome->reserved_then = (uint64_t)stats->reserved_bytes[MS_BOTH_POOLS].now;
 }
@@ -212,7 +215,7 @@ static int act(struct ms__epoch_run *run, uint32_t batch, const struct ms__epoch
             stream = action->value;
         }
         if (error == MS_EDEVICE) {
-            note_failure(run, bytes, outcome);
+            note_failure(run, bytes, run->epoch->tokens[run->epoch->steps[variant->samples[0]].first + made], outcome);
             abandon_step(run, batch, variant, made, i);
             return MS_OK;
         }
@@ -244,6 +247,7 @@ int ms__epoch_replay_step(struct ms__epoch_run *run, uint32_t batch, struct ms__
     if (failure.failed) {
         outcome->failed = true;
         outcome->requested = failure.requested;
+        outcome->operator_then = failure.operator_then;
         outcome->allocated_then = failure.allocated_then;
         outcome->reserved_then = failure.reserved_then;
     }
@@ -263,7 +267,7 @@ int ms__epoch_replay_beginning(struct ms__epoch_run *run, const ms_epoch_curves 
         error = replay_entries(run, epoch->steps[i].begin, epoch->steps[i].end, &made);
         struct ms__epoch_outcome outcome = outcome_now(run, retries);
         if (error == MS_EDEVICE)
-            note_failure(run, epoch->bytes[made], &outcome);
+            note_failure(run, epoch->bytes[made], epoch->tokens[made], &outcome);
         ms__epoch_note_outcome(&outcome, i, curves, result);
         if (!error)
             error = keep_survivors(run, i);
@@ -272,7 +276,7 @@ int ms__epoch_replay_beginning(struct ms__epoch_run *run, const ms_epoch_curves 
     }
     if (error == MS_EDEVICE && result->first_failure == MS_EPOCH_NONE) {
         struct ms__epoch_outcome outcome = {.failed = true};
-        note_failure(run, epoch->bytes[made], &outcome);
+        note_failure(run, epoch->bytes[made], epoch->tokens[made], &outcome);
         ms__epoch_note_outcome(&outcome, 0, NULL, result);
         result->failed_before = true;
     }

@@ -320,6 +320,7 @@ def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, m
         "predict --gpu h200,1GiB train.py",
         "predict --gpu h100 --ranks 2,4 sharded.py",
         "predict --epoch --gpu 1GiB epoch.py",
+        "fit --epoch --gpu 80GiB epoch.py",
         "fit gpu.msc --gpu 1GiB --ranks 8",
         "batch small.msc large.msc --batches 128,256 --gpu t4",
         f"plan large.msc --budget {budget}",

@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import warm_python
 from predict_helpers import needs_virtual_gpu, predict, predict_json, write
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
@@ -74,8 +75,10 @@ def whole(folder, gpu, name):
 def test_the_epoch_is_as_if_each_batch_had_run(tmp_path):
     name = script(tmp_path, f"train({LOADER})")
     gpu = f"{1024 + 512}MiB"
-    found, exhaustive = epoch(tmp_path, "--gpu", f"80GiB,{gpu}", name), whole(tmp_path, "80GiB", name)
-    plenty, little = found["gpus"]
+    ran = predict(tmp_path, "--epoch", "--json=found.json", "--gpu", f"{gpu},80GiB", name)
+    found, exhaustive = json.loads((tmp_path / "found.json").read_text()), whole(tmp_path, "80GiB", name)
+    little, plenty = found["gpus"]
+    assert found["command"] == "predict"
     assert found["batches"] == 40 == found["batches_of_loader"] and found["is_whole_epoch"]
     assert plenty["reserved_peak"] == exhaustive["reserved_peak"] and plenty["fits"]
     assert plenty["allocated_peak"] == exhaustive["allocated_peak"]
@@ -86,16 +89,72 @@ def test_the_epoch_is_as_if_each_batch_had_run(tmp_path):
     assert found["loader"].startswith("train.py:") and found["predicted_shapes"] < found["shapes"]
     cap = little["cap"]
     assert 400 < cap["value"] < 2000 and cap["shape"] == [4, cap["value"]]
-    assert cap["reserved_peak"] <= little["may_reserve"]
-
-
-def test_what_it_says(tmp_path):
-    ran = predict(tmp_path, "--epoch", "--gpu", "1536MiB", script(tmp_path, f"train({LOADER})"))
+    assert cap["reserved_peak"] <= little["may_reserve"] and cap["was"] == 2000 and cap["cut"] == 1
     said = " ".join(line.strip() for line in ran.err.replace("[modscope] ", "").splitlines())
     assert ran.status == 0
     assert "40 batches of the DataLoader at train.py:" in said and "4 x 2,000 tokens." in said
     assert "would run out of memory: 4 x 2,000 tokens need" in said and "Up to 4 x 1," in said
     assert "Sample 77 of the dataset is the longest of that batch. Cap the length at 1," in said
+
+
+def test_levers_are_judged_by_the_worst_of_the_epoch(tmp_path, monkeypatch, capsys):
+    """What fit says is what a prediction of the epoch with the change says."""
+    from modscope._cli.main import main
+
+    script(tmp_path, f"train({LOADER})")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subprocess.Popen", warm_python.Popen)
+    assert main(["fit", "--epoch", "--gpu", "1536MiB", "--json=fit.json", "train.py"]) == 0
+    (found,) = json.loads((tmp_path / "fit.json").read_text())["gpus"]
+    row = found["epoch"]["on_gpu"]
+    assert found["reserved_peak"] == row["reserved_peak"] and found["epoch"]["batches"] == 40
+    assert found["failure"]["step"] == row["failure"]["step"] and found["failure"]["module"] == "Net"
+    levers = {lever["kinds"][0]: lever for lever in found["levers"] if len(lever["kinds"]) == 1}
+    assert levers["allocator"]["is_verified"]
+    assert levers["allocator"]["reserved_peak"] == row["expandable"]["reserved_peak"]
+    assert levers["cap"]["fits"] and levers["cap"]["reserved_peak"] == row["cap"]["reserved_peak"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Memory would run out with batch" in said and "instead of 2,000" in said
+
+
+BLOCKS = """
+    class Deep(Net):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024))
+                                        for _ in range(3))
+        def forward(self, ids):
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = x + block(x)
+            return self.out(x).float().logsumexp(-1).mean()
+    Net = Deep
+"""
+
+
+def test_a_checkpoint_is_replayed_over_the_whole_epoch(tmp_path, monkeypatch):
+    from modscope._fit.levers import checkpoints
+    from modscope._fit.levers.registry import Case
+    from modscope._fit.script import job_of
+    from modscope._plan.file import plan_of
+    from modscope._predict.capture_of_script import PredictedScript
+    from modscope._predict.options import PredictOptions
+    from modscope._record.options import ScriptOptions
+    from modscope._virtual.gpus import find_gpu
+
+    monkeypatch.setattr("subprocess.Popen", warm_python.Popen)
+    name = script(tmp_path, textwrap.dedent(BLOCKS) + f"train({LOADER})")
+    gpu = find_gpu("80GiB")
+    asked = ScriptOptions(target=[str(tmp_path / name)], steps=3), PredictOptions(epoch=True, seconds=0.0)
+    with PredictedScript(*asked) as predicted:
+        job = job_of(predicted, predicted.predict([gpu]))
+        before = job.replay()
+        case = Case(job, gpu, 1 << 40, before)
+        tried = case.attempt(checkpoints.checkpoint_all(case)[0])
+        again = job_of(predicted, predicted.predict([gpu], plan=plan_of(list(tried.lever.modules)))).replay()
+    assert before.reserved == job.epoch.unlimited["reserved_peak"]
+    assert tried.outcome.reserved == again.reserved < before.reserved
+    assert tried.outcome.allocated == again.allocated
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -119,10 +178,11 @@ def test_training_sees_what_it_would_have_seen(tmp_path, workers):
 
 
 def test_accumulated_gradients_have_steps_of_several_batches(tmp_path):
-    name = script(tmp_path, f"train({LOADER}, every=4)")
+    name = script(tmp_path, f"for batch in {LOADER}:\n    break\ntrain({LOADER}, every=4)")
     found, exhaustive = epoch(tmp_path, "--gpu", "80GiB", name), whole(tmp_path, "80GiB", name)
-    assert found["batches_per_step"] == 4
+    assert found["batches_per_step"] == 4 and found["batches"] == 40
     assert found["gpus"][0]["reserved_peak"] == pytest.approx(exhaustive["reserved_peak"], rel=0.005)
+    assert any("other DataLoaders" in note for note in found["notes"])
 
 
 STREAM = """
@@ -137,7 +197,7 @@ STREAM = """
 
 
 def test_a_stream_that_never_ends_is_read_as_far_as_was_said(tmp_path):
-    found = epoch(tmp_path, "--gpu", "80GiB", "--batches", "50", script(tmp_path, STREAM))
+    found = epoch(tmp_path, "--gpu", "80GiB", "--epoch-batches", "50", script(tmp_path, STREAM))
     assert found["batches"] == 50 and not found["is_whole_epoch"] and found["batches_of_loader"] is None
     limited = epoch(tmp_path, "--gpu", "80GiB", "--seconds", "1", script(tmp_path, STREAM))
     assert limited["batches"] > 50 and not limited["is_whole_epoch"]
@@ -166,16 +226,10 @@ def test_a_script_without_a_loader_is_told_so(tmp_path):
     assert ran.status == 1 and "there is no epoch to read" in " ".join(ran.err.split())
 
 
-def test_other_loaders_are_told_of(tmp_path):
-    text = f"for batch in {LOADER}:\n    break\ntrain({LOADER})\n"
-    found = epoch(tmp_path, "--gpu", "80GiB", script(tmp_path, text))
-    assert any("other DataLoaders" in note for note in found["notes"]) and found["batches"] == 40
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--batches", "3"], "--batches is of --epoch"),
+        (["--epoch-batches", "3"], "--epoch-batches is of --epoch"),
         (["--epoch", "-o", "x.msc", "--gpu", "t4"], "--epoch makes no capture"),
         (["--epoch", "--check"], "--epoch predicts one rank"),
     ],
@@ -196,8 +250,3 @@ def test_the_jobs_of_the_bench(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "predict", predict_here)
     found = bench.compare("seq2seq", 40, 0.95)
     assert abs(found.error) < 0.5 and found.epoch_fails.failed_step == found.whole_fails.failed_step is not None
-
-
-def test_json_names_the_command(tmp_path):
-    found = epoch(tmp_path, "--gpu", "80GiB", script(tmp_path, f"train({LOADER})"))
-    assert found["command"] == "predict" and json.dumps(found)

@@ -4,12 +4,16 @@ reserved the shapes before have left behind. Needs no torch."""
 from __future__ import annotations
 
 import array
+import json
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from modscope._predict.epoch.steps_of_shapes import ReadAhead, Sampled, ShapedSteps
+from modscope._predict.epoch.steps_of_shapes import EPOCH, ReadAhead, Sampled, ShapedSteps
+from modscope._predict.in_script import LOG
 from modscope._predict.result import Facts, Result, may_reserve_beside
+from modscope._predict.text import describe_error
 from modscope._read.load import Capture
 from modscope._virtual.certainty import FITS, Judged, certainty_of, judge
 from modscope._virtual.gpus import Gpu
@@ -32,7 +36,20 @@ class EpochRun(NamedTuple):
     read: ReadAhead
     sampled: Sampled
     longest: dict[str, list[int]]
+    folder: str
+    """With a batch of each shape (spool.py)."""
     log: bytes
+
+    @classmethod
+    def of_part(cls, part: str) -> EpochRun | None:
+        """What is in the folder of a prediction; None: no training loader was found."""
+        try:
+            with open(os.path.join(part, EPOCH), encoding="utf-8") as file:
+                document = json.load(file)
+            with open(os.path.join(part, LOG), "rb") as log:
+                return cls.of_json(document, log.read())
+        except (OSError, ValueError):
+            return None
 
     @classmethod
     def of_json(cls, document: dict[str, Any], log: bytes) -> EpochRun:
@@ -40,21 +57,34 @@ class EpochRun(NamedTuple):
         return cls(**{**document, "read": read, "sampled": Sampled(**document["sampled"])}, log=log)
 
 
+def why_no_epoch(facts: Facts) -> str:
+    if facts.get("ended") == "exception":
+        return f"the script failed before steps of all shapes were predicted: {describe_error({**facts})}."
+    return (
+        "no two training steps took batches of one torch.utils.data.DataLoader, so there is no epoch to read. "
+        "Predict the script's own steps instead, with --steps and without --epoch."
+    )
+
+
+def why_unreadable(run: EpochRun) -> str:
+    return f"the DataLoader at {run.place} could not be read ahead: {run.read.error or 'it has no batches'}."
+
+
 class EpochAnswer:
     """Of one run, for any GPU of its kind."""
 
     def __init__(self, run: EpochRun, facts: Facts, capture: Capture) -> None:
-        self._run, self._facts, self._capture = run, facts, capture
-        self._steps = ShapedSteps(run.log, run.sampled, run.read.shapes)
-        self._batches = self._steps.batches(run.read.batches)
+        self.run, self._facts, self.capture = run, facts, capture
+        self.steps = ShapedSteps(run.log, run.sampled, run.read.shapes)
+        self.batches = self.steps.batches(run.read.batches)
         self._conf = capture.info.get("allocator", "")
         self.unlimited = self._replay(with_curves=True)
         self._reserved = array.array("Q", self.unlimited["reserved_by_batch"])
 
     def _replay(self, steps: ShapedSteps | None = None, batches: Any = None, conf: str = "", **how: Any) -> Any:
         settings = ",".join(filter(None, (self._conf, conf))) or None
-        chosen = self._batches if batches is None else batches
-        return (steps or self._steps).replay(chosen, version=self._facts["torch"], conf=settings, **how)
+        chosen = self.batches if batches is None else batches
+        return (steps or self.steps).replay(chosen, version=self._facts["torch"], conf=settings, **how)
 
     # ---- one GPU ----
 
@@ -74,7 +104,7 @@ class EpochAnswer:
             "reserved_peak": self.unlimited["reserved_peak"],
             "reserved_at": self._describe(self.unlimited["reserved_at"]),
             "allocated_peak": self.unlimited["allocated_peak"],
-            "left_behind": self._left_behind(self._steps, self._batches, self.unlimited),
+            "left_behind": self._left_behind(self.steps, self.batches, self.unlimited),
             "retries": limited["retries"] if fits else None,
             **self._judged(gpu, capacity, fits),
             "failures": limited["failures"],
@@ -92,7 +122,7 @@ class EpochAnswer:
         ranks = self._facts.get("ranks")
         communicators = ranks["communicator_bytes"] if ranks else 0
         reserved = self.unlimited["reserved_peak"]
-        sure = certainty_of(gpu, self._capture, self._facts["device"], reserved, communicators)
+        sure = certainty_of(gpu, self.capture, self._facts["device"], reserved, communicators)
         sure = sure._replace(interpolated=self._inexact_bytes())
         if self._is_partial() and fits:
             return {"verdict": FITS, "margin": sure.margin, "why": ""}
@@ -105,24 +135,24 @@ class EpochAnswer:
 
     def _inexact_bytes(self) -> int:
         """By how much sizes that are interpolated may be off; nothing is, where the decisive shape was predicted."""
-        decisive = self._batches[self._steps.computed(self.unlimited["reserved_at"])]
-        if decisive in self._steps.sampled_shapes():
+        decisive = self.batches[self.steps.computed(self.unlimited["reserved_at"])]
+        if decisive in self.steps.predicted_shapes():
             return 0
-        return int(_INEXACT * self._steps.facts["inexact_bytes"])
+        return int(_INEXACT * self.steps.facts["inexact_bytes"])
 
     def _is_partial(self) -> bool:
-        return not self._run.read.is_whole
+        return not self.run.read.is_whole
 
     # ---- what is said of a batch ----
 
     def _describe(self, at: int) -> Result:
         """A batch, where a step with it is the one that began with batch ``at``."""
-        batch = self._steps.computed(at)
-        shape = self._run.read.shapes[self._batches[batch]]
-        sample = self._run.longest.get(str(batch))
+        batch = self.steps.computed(at)
+        shape = self.run.read.shapes[self.batches[batch]]
+        sample = self.run.longest.get(str(batch))
         return {
             "batch": batch,
-            "step": batch // self._run.sampled.period + 1,
+            "step": batch // self.run.sampled.period + 1,
             "shape": list(shape.dims),
             "unit": shape.unit,
             "longest_sample": sample[0] if sample else None,
@@ -140,7 +170,7 @@ class EpochAnswer:
 
     def _left_behind(self, steps: ShapedSteps, batches: array.array[int], found: Any, **room: Any) -> int:
         """Of what is reserved at most, so much would not be if there were only the batch that needs most."""
-        first = self._run.sampled.first
+        first = self.run.sampled.first
         worst = batches[steps.computed(found["allocated_at"])]
         alone = array.array("I", [*batches[:first], *[worst] * _ALONE])
         return max(int(found["reserved_peak"] - self._replay(steps, alone, **room)["reserved_peak"]), 0)
@@ -149,7 +179,7 @@ class EpochAnswer:
 
     def _cap(self, limited: Any, room: dict[str, Any]) -> Result | None:
         """The largest value of a length with which no batch fails; None: there is none, as the shapes do not vary."""
-        failing = self._batches[self._steps.computed(limited["first_failure"])]
+        failing = self.batches[self.steps.computed(limited["first_failure"])]
         for feature in self._features_by_excess(failing):
             value = self._largest(feature, failing, room)
             if value is not None:
@@ -157,7 +187,7 @@ class EpochAnswer:
         return None
 
     def _features_by_excess(self, failing: int) -> list[int]:
-        table = self._steps.table
+        table = self.steps.table
 
         def excess(feature: int) -> float:
             middle = statistics.median(row[feature] for row in table.rows) or 1.0
@@ -167,12 +197,12 @@ class EpochAnswer:
         return sorted(lengths, key=excess, reverse=True)
 
     def _largest(self, feature: int, failing: int, room: dict[str, Any]) -> int | None:
-        most = int(self._steps.table.rows[failing][feature])
-        least = int(min(row[feature] for row in self._steps.table.rows))
+        most = int(self.steps.table.rows[failing][feature])
+        least = int(min(row[feature] for row in self.steps.table.rows))
         unit = 64 if most >= 1024 else 8 if most >= 128 else 1
         grid: list[int] = [least, *range((least // unit + 1) * unit, most, unit)]
-        read = self._run.read.batches
-        distinct = self._steps.batches([*read[: self._run.sampled.first], *dict.fromkeys(read)])
+        read = self.run.read.batches
+        distinct = self.steps.batches([*read[: self.run.sampled.first], *dict.fromkeys(read)])
 
         def fits(value: int, batches: array.array[int]) -> bool:
             steps, clipped = self._clipped(feature, value, batches)
@@ -182,36 +212,40 @@ class EpochAnswer:
         for _ in range(_TRIALS):
             if found is None or found < 0:
                 return None
-            if fits(grid[found], self._batches):
+            if fits(grid[found], self.batches):
                 return grid[found]
             found -= 1
         return None
 
     def _clipped(self, feature: int, value: int, batches: array.array[int]) -> tuple[ShapedSteps, array.array[int]]:
         """The epoch with shapes in which this length is at most ``value``."""
-        rows = self._steps.table.rows
+        rows = self.steps.table.rows
         new: dict[tuple[float, ...], int] = {}
         numbers = [*range(len(rows))]
         for shape, row in enumerate(rows):
             if row[feature] > value:
                 clipped = tuple(float(value) if at == feature else number for at, number in enumerate(row))
                 numbers[shape] = len(rows) + new.setdefault(clipped, len(new))
-        first = self._run.sampled.first
+        first = self.run.sampled.first
         kept = array.array("I", [*batches[:first], *(numbers[shape] for shape in batches[first:])])
-        return self._steps.with_rows([list(row) for row in new]), kept
+        return self.steps.with_rows([list(row) for row in new]), kept
 
     def _describe_cap(self, feature: int, value: int, failing: int, room: dict[str, Any]) -> Result:
-        steps, batches = self._clipped(feature, value, self._batches)
+        steps, batches = self._clipped(feature, value, self.batches)
         found = self._replay(steps, batches, **room)
-        shape = self._run.read.shapes[failing]
-        was = int(self._steps.table.rows[failing][feature])
+        shape = self.run.read.shapes[failing]
+        was = int(self.steps.table.rows[failing][feature])
         dims = [value if dim == was else dim for dim in shape.dims]
+        rows = self.steps.table.rows
         return {
-            "length": self._steps.table.names[feature],
+            "length": self.steps.table.names[feature],
+            "cut": sum(rows[shape][feature] > value for shape in self.batches),
             "value": value,
+            "was": was,
             "shape": dims if was in shape.dims else [],
             "unit": shape.unit,
             "reserved_peak": found["reserved_peak"],
+            "allocated_peak": found["allocated_peak"],
             "left_behind": self._left_behind(steps, batches, found, **room),
         }
 
@@ -219,47 +253,47 @@ class EpochAnswer:
 
     def about(self) -> Result:
         """What is the same for all GPUs."""
-        read, facts = self._run.read, self._steps.facts
+        read, facts = self.run.read, self.steps.facts
         return {
-            "loader": self._run.place,
+            "loader": self.run.place,
             "batches": len(read.batches),
-            "batches_of_loader": self._run.length,
+            "batches_of_loader": self.run.length,
             "is_whole_epoch": read.is_whole,
             "read_seconds": round(read.seconds, 3),
             "read_error": read.error,
             "shapes": len(set(read.batches)),
             "smallest": self._shape_at(min),
             "largest": self._shape_at(max),
-            "predicted_shapes": len(self._steps.sampled_shapes()),
+            "predicted_shapes": len(self.steps.predicted_shapes()),
             "inexact_blocks": facts["inexact"],
             "blocks": facts["blocks"],
-            "batches_per_step": self._run.sampled.period,
+            "batches_per_step": self.run.sampled.period,
             "longest_sample": self._longest_sample(),
             "notes": self._notes(),
         }
 
     def _shape_at(self, pick: Callable[..., int]) -> Result | None:
-        if not self._run.read.batches:
+        if not self.run.read.batches:
             return None
-        shape = self._run.read.shapes[pick(set(self._run.read.batches), key=self._steps.table.volume)]
+        shape = self.run.read.shapes[pick(set(self.run.read.batches), key=self.steps.table.volume)]
         return {"shape": list(shape.dims), "unit": shape.unit}
 
     def _longest_sample(self) -> int | None:
-        found = [sample for sample in self._run.longest.values() if sample]
+        found = [sample for sample in self.run.longest.values() if sample]
         return max(found, key=lambda sample: sample[1])[0] if found else None
 
     def _notes(self) -> list[str]:
-        notes = list(self._run.notes)
-        if self._run.other_loaders:
-            others = ", ".join(sorted(set(self._run.other_loaders)))
+        notes = list(self.run.notes)
+        if self.run.other_loaders:
+            others = ", ".join(sorted(set(self.run.other_loaders)))
             notes.append(f"The script iterates other DataLoaders too ({others}): their batches were not read.")
-        if self._steps.table.left_out:
+        if self.steps.table.left_out:
             notes.append(
-                f"The shapes vary in {self._steps.table.left_out + len(self._steps.table.names)} ways: "
-                f"{len(self._steps.table.names)} of them are followed."
+                f"The shapes vary in {self.steps.table.left_out + len(self.steps.table.names)} ways: "
+                f"{len(self.steps.table.names)} of them are followed."
             )
-        if self._run.read.not_stored:
-            notes.append(f"Of some shapes {self._run.read.not_stored}: their steps follow from other shapes.")
+        if self.run.read.not_stored:
+            notes.append(f"Of some shapes {self.run.read.not_stored}: their steps follow from other shapes.")
         return notes
 
     def curve(self, most: int = 500) -> list[Result]:

@@ -19,16 +19,18 @@ from modscope._predict.epoch.batch_shapes import Features, Shape, shape_of
 from modscope._predict.epoch.reader import Reader, fork_reader
 from modscope._predict.epoch.spool import Spool
 from modscope._predict.epoch.steps_of_shapes import (
+    EPOCH,
     MOST_SAMPLES,
     ReadAhead,
     Sampled,
     ShapedSteps,
     first_choice,
     next_choice,
+    schedule,
 )
 
-EPOCH, PROGRESS = "epoch.json", "epoch.progress"
-"""Files of ``PredictOptions.part``: what was read and predicted, and how far that is."""
+PROGRESS = "epoch.progress"
+"""A file of ``PredictOptions.part``: how far reading and predicting are."""
 _WARM_STEPS = 2
 _FILLERS = 2
 """Steps after the last one that counts: it may end in the next one."""
@@ -64,12 +66,17 @@ class LookAhead:
         allocator: dict[str, Any],
         device: Callable[[], int],
         stop: Callable[[], None],
+        before: str = "",
     ) -> None:
         """``seconds``: that reading may take, and predicting again; ``batches``: that are read at most, 0 for all of
-        them; ``capacities``: that matter; ``allocator``: what its replays are told; ``stop``: ends the script."""
+        them; ``capacities``: that matter; ``allocator``: what its replays are told; ``stop``: ends the script; ``before``: PredictOptions.read_before."""
         self._part, self._seconds, self._most = part, seconds, batches
         self._capacities, self._allocator, self._device, self._stop = capacities, allocator, device, stop
         self._pid = os.getpid()
+        self._before: dict[str, Any] | None = None
+        if before:
+            with open(os.path.join(before, EPOCH), encoding="utf-8") as file:
+                self._before = json.load(file)
         self._undo = contextlib.ExitStack()
         self._loaders: dict[int, _Loader] = {}
         self._latest: _Loader | None = None
@@ -136,7 +143,7 @@ class LookAhead:
         watched = self._loaders.get(id(loader))
         if watched is None:
             watched = self._loaders[id(loader)] = _Loader(loader, _place())
-            if self._training is None and len(self._loaders) <= _MOST_READERS:
+            if self._training is None and self._before is None and len(self._loaders) <= _MOST_READERS:
                 folder = os.path.join(self._part, f"batches{len(self._loaders)}")
                 os.makedirs(folder, exist_ok=True)
                 try:
@@ -152,15 +159,18 @@ class LookAhead:
         if latest is None or not self._is_here():
             return
         if self._training is None:
-            if latest.reader is None:
+            if latest.reader is None and self._before is None:
                 return
             self._choose(latest)
         if latest is self._training:
             latest.steps.append(len(latest.marks))
 
     def _choose(self, training: _Loader) -> None:
-        assert training.reader is not None
         self._training = training
+        if self._before is not None:
+            self._spool = Spool(self._before["folder"])
+            return
+        assert training.reader is not None
         number = [*self._loaders.values()].index(training) + 1
         self._spool = Spool(os.path.join(self._part, f"batches{number}"))
         for other in self._loaders.values():
@@ -201,6 +211,9 @@ class LookAhead:
 
     def _receive(self, watched: _Loader) -> None:
         """Wait for what is read, and choose what to predict first."""
+        if self._before is not None:
+            self._read_again(watched, self._before)
+            return
         assert watched.reader is not None
         length = watched.length()
 
@@ -214,9 +227,21 @@ class LookAhead:
         self._sampling_began = time.monotonic()
         table = self._steps_table()
         usable = self._usable()
-        self._queue = first_choice(table, usable) * min(self._period(watched), 3) if usable else []
+        self._queue = self._in_each_kind(first_choice(table, usable), self._period(watched)) if usable else []
         self._sampled = len(self._queue)
         self._queue += self._queue[-1:] * _FILLERS
+
+    def _read_again(self, watched: _Loader, before: dict[str, Any]) -> None:
+        """Predict the shapes that the earlier prediction predicted, with the batches that it stored."""
+        self._read = ReadAhead.of_json(before["read"])
+        self._shapes = [*self._read.shapes]
+        self._first = [self._number_of(shape) for shape in watched.shapes]
+        self._queue = before["sampled"]["shapes"][before["sampled"]["first"] :]
+
+    def _in_each_kind(self, shapes: list[int], period: int) -> list[int]:
+        """Each shape several times, where several batches make a step: each time in another place of the step."""
+        again = [*shapes, *shapes[: len(shapes) % period == 0]]
+        return again * min(period, 2) if period > 1 else shapes
 
     def _steps_table(self) -> Any:
         from modscope._predict.epoch.batch_shapes import table_of
@@ -247,13 +272,17 @@ class LookAhead:
     def _refine(self, watched: _Loader) -> bool:
         """Choose what to predict next. False: nothing more is needed, or there is no time for it."""
         assert self._read is not None
+        if self._before is not None:
+            return False
         is_late = bool(self._seconds) and time.monotonic() - self._sampling_began > self._seconds
         if not self._fed or is_late or self._sampled >= MOST_SAMPLES * self._period(watched):
             return False
         self._say("replaying the epoch")
         steps = ShapedSteps(self._log(), self._steps(watched), self._shapes)
         chosen = next_choice(steps, self._read.batches, set(self._usable()), self._capacities(), {**self._allocator})
-        self._queue = chosen * self._period(watched)
+        position = len(self._first) + len(self._fed) + steps.facts["lag"]
+        kinds = steps.sampled.kind
+        self._queue = schedule(chosen, lambda at: kinds(position + at), self._fed)
         self._sampled += len(self._queue)
         self._queue += self._queue[-1:] * (1 + steps.facts["lag"])
         return bool(chosen)
@@ -280,6 +309,7 @@ class LookAhead:
             "read": self._read._replace(shapes=self._shapes).as_json(),
             "sampled": sampled._asdict(),
             "longest": self._longest_samples(watched),
+            "folder": self._spool.folder if self._spool else "",
         }
         path = os.path.join(self._part, EPOCH)
         with open(f"{path}.new", "w", encoding="utf-8") as file:
@@ -302,6 +332,9 @@ class LookAhead:
 
     def _longest_samples(self, watched: _Loader) -> dict[str, list[int]]:
         """By batch, for the batches of which an answer may speak."""
+        if self._before is not None:
+            longest: dict[str, list[int]] = self._before["longest"]
+            return longest
         assert self._read is not None and watched.reader is not None
         if not self._read.batches or not self._fed:
             return {}

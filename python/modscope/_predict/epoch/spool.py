@@ -37,13 +37,13 @@ class _Pickler(pickle.Pickler):
 
 class Spool:
     def __init__(self, folder: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._bytes = 0
         self.why_not = ""
         """A sentence, if batches cannot be stored."""
 
     def _path(self, shape: int) -> str:
-        return os.path.join(self._folder, f"{shape}.batch")
+        return os.path.join(self.folder, f"{shape}.batch")
 
     def put(self, shape: int, batch: Any) -> None:
         """Store the batch unless there is no room for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import array
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modscope._capture import Epoch
@@ -14,11 +14,18 @@ from modscope._predict.epoch.batch_shapes import Shape, ShapeTable, table_of
 if TYPE_CHECKING:
     from modscope._capture import EpochReplay
 
+EPOCH = "epoch.json"
+"""A file of ``PredictOptions.part``: what was read and predicted."""
 MOST_SAMPLES = 32
 """Shapes that are predicted at most, beside those of the script's own first batches."""
-_FEW_SHAPES = 16
+_FEW_SHAPES = 8
 """So many are all predicted."""
+_PARTS = 4
+"""Of the shapes between the smallest and the largest, those at the ends of so many parts are predicted first."""
 _PER_ROUND = 4
+
+Wanted = tuple[int, int]
+"""A shape whose step is to be predicted, and the kind of that step."""
 
 
 class ReadAhead(NamedTuple):
@@ -101,6 +108,23 @@ class ShapedSteps:
         first = self.sampled.first
         return array.array("I", [*self.sampled.shapes[:first], *read[first:]])
 
+    def requests_before(self, step: int) -> int:
+        """How many requests of the log precede a step that was taken."""
+        return self._epoch.requests_before(step)
+
+    def operators(self, count: int) -> bytearray:
+        """Those of the first ``count`` requests of the log."""
+        return self._epoch.operators(count)
+
+    def with_log(self, log: bytes, marks: list[int]) -> ShapedSteps:
+        """The same steps with other requests."""
+        other = object.__new__(ShapedSteps)
+        other.sampled, other.shapes, other._log = self.sampled._replace(marks=marks), self.shapes, log
+        other.table = self.table
+        other._epoch = other._open(other.table)
+        other.facts = other._epoch.facts()
+        return other
+
     def with_rows(self, rows: Iterable[list[float]]) -> ShapedSteps:
         """The same with further shapes, which no batch has."""
         other = object.__new__(ShapedSteps)
@@ -116,9 +140,14 @@ class ShapedSteps:
         """The batch that the step of this one computes with: programs load ahead."""
         return max(batch - self.facts["lag"], 0)
 
-    def sampled_shapes(self) -> set[int]:
-        last = len(self.sampled.marks) - 1 - self.facts["lag"]
-        return set(self.sampled.shapes[self.sampled.first : last])
+    def predicted(self) -> set[Wanted]:
+        """The shapes with which the steps of the log computed, and the kinds of these steps."""
+        sampled, lag = self.sampled, self.facts["lag"]
+        steps = range(sampled.first + lag, len(sampled.marks) - 1)
+        return {(sampled.shapes[step - lag], sampled.kind(step)) for step in steps}
+
+    def predicted_shapes(self) -> set[int]:
+        return {shape for shape, _ in self.predicted()}
 
 
 # ---- which shapes to predict ----
@@ -131,7 +160,7 @@ def first_choice(table: ShapeTable, usable: Sequence[int]) -> list[int]:
         chosen = [*usable]
     else:
         by_volume = sorted(usable, key=table.volume)
-        chosen = [by_volume[(len(by_volume) - 1) * part // 8] for part in range(9)]
+        chosen = [by_volume[(len(by_volume) - 1) * part // _PARTS] for part in range(_PARTS + 1)]
         for feature in range(len(table.names)):
             chosen += [pick(usable, key=lambda shape: table.rows[shape][feature]) for pick in (min, max)]
     ordered = sorted(dict.fromkeys(chosen), key=table.volume)
@@ -142,9 +171,9 @@ def first_choice(table: ShapeTable, usable: Sequence[int]) -> list[int]:
 
 def next_choice(
     steps: ShapedSteps, read: Sequence[int], usable: set[int], capacities: Iterable[int], how: dict[str, Any]
-) -> list[int]:
-    """Shapes that were not predicted and decide the answer: what is reserved grows with them, or memory runs out."""
-    batches = steps.batches(_first_of_each(read, steps.sampled.first))
+) -> list[Wanted]:
+    """Steps that were not predicted and decide the answer: what is reserved grows with them, or memory runs out."""
+    batches = steps.batches(read if steps.sampled.period > 1 else _first_of_each(read, steps.sampled.first))
     curve = steps.replay(batches, with_curves=True, **how)
     reserved = array.array("Q", curve["reserved_by_batch"])
     highest, records = 0, []
@@ -154,9 +183,22 @@ def next_choice(
             records.append(batch)
     failing = [steps.replay(batches, capacity=each, first_only=True, **how)["first_failure"] for each in capacities]
     decisive = [*(batch for batch in failing if batch is not None), *reversed(records)]
-    known = steps.sampled_shapes()
-    shapes = dict.fromkeys(batches[steps.computed(batch)] for batch in decisive)
-    return [shape for shape in shapes if shape not in known and shape in usable][:_PER_ROUND]
+    known = steps.predicted()
+    wanted = dict.fromkeys((batches[steps.computed(batch)], steps.sampled.kind(batch)) for batch in decisive)
+    return [each for each in wanted if each not in known and each[0] in usable][:_PER_ROUND]
+
+
+def schedule(wanted: Iterable[Wanted], kinds: Callable[[int], int], between: Sequence[int]) -> list[int]:
+    """Shapes of batches, one after the other, so that each wanted step is one of them. ``kinds``: of the step of each
+    batch from now on; ``between``: shapes for the steps of other kinds."""
+    left, shapes = [*wanted], []
+    while left:
+        kind = kinds(len(shapes))
+        found = next((each for each in left if each[1] == kind), None)
+        if found is not None:
+            left.remove(found)
+        shapes.append(between[len(shapes) % len(between)] if found is None else found[0])
+    return shapes
 
 
 def _first_of_each(read: Sequence[int], first: int) -> list[int]:

@@ -21,6 +21,17 @@ def lines(figures: Result, target: Sequence[str]) -> list[str]:
     return told
 
 
+def sentences(figures: Result, row: Result) -> list[str]:
+    """What was read and what comes of it on one GPU, for other commands."""
+    at = row["failure"] or row["reserved_at"]
+    if row["failure"] is None:
+        which = f"Most is reserved by {_which(at)}, {_shape(at)}{_fragments(row)}."
+    else:
+        first = f", the first of {row['failures']:,}" if row["failures"] > 1 else ""
+        which = f"Memory would run out with {_which(at)}{first}: {_shape(at)}."
+    return [_what_was_read(figures), which, *_how_exact(figures), *map(clean, figures["notes"])]
+
+
 def _shape(of: Result) -> str:
     dims = " x ".join(f"{dim:,}" for dim in of["shape"])
     return f"{dims} {of['unit']}" if of["unit"] else dims
@@ -40,7 +51,7 @@ def _what_was_read(figures: Result) -> str:
     if figures["read_error"]:
         text += f" Then reading failed: {clean(figures['read_error'])}."
     elif not figures["is_whole_epoch"]:
-        text += " What follows them was not read (--batches, --seconds)."
+        text += " What follows them was not read (--epoch-batches, --seconds)."
     return text
 
 
