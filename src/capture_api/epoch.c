@@ -96,8 +96,8 @@ static PyObject *epoch_operators(PyObject *object, PyObject *count)
     size_t requests = PyLong_AsSize_t(count);
     if (PyErr_Occurred())
         return NULL;
-    PyObject *list = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(requests * sizeof(uint32_t)));
-    uint32_t *operators = list ? (uint32_t *)(void *)PyByteArray_AS_STRING(list) : NULL;
+    PyObject *list = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(requests * sizeof(uint32_t)));
+    uint32_t *operators = list ? (uint32_t *)(void *)PyBytes_AS_STRING(list) : NULL;
     for (size_t i = 0; operators && i < requests; i++)
         operators[i] = (uint32_t)ms_epoch_operator_of(((epoch_object *)object)->epoch, i);
     return list;

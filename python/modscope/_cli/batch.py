@@ -5,7 +5,16 @@ from __future__ import annotations
 from argparse import Namespace
 
 from modscope._cli.command import Command, Load, Parser
-from modscope._cli.options import add_batches, add_device, add_epoch, add_gpus, add_prediction, check_epoch, check_no_ranks, check_ranks
+from modscope._cli.options import (
+    add_batches,
+    add_device,
+    add_epoch,
+    add_gpus,
+    add_prediction,
+    check_epoch,
+    check_no_ranks,
+    check_ranks,
+)
 from modscope._fit import batch as _batch
 from modscope._fit.batch import Batch
 from modscope._fit.job import Job
@@ -150,7 +159,7 @@ def _table_of_gpus(result: Batch, screen: Screen) -> list[str]:
 def _how(result: Batch) -> str:
     small, large = result["batches"]
     if result["script"]:
-        every = ", with every step of its epoch" if result["epoch"] else ""
+        every = ", with every step of its epoch" if result["of_epoch"] else ""
         return f"Each of these batches was predicted{every}."
     return f"Other batches than {small} and {large} are interpolated linearly between both captures."
 

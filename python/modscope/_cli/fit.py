@@ -10,7 +10,17 @@ from typing import IO, NamedTuple
 
 from modscope._cli.command import Command, Load, Parser
 from modscope._cli.common import page_address
-from modscope._cli.options import add_batches, add_device, add_epoch, add_force, add_gpus, add_page, add_prediction, check_epoch, check_ranks
+from modscope._cli.options import (
+    add_batches,
+    add_device,
+    add_epoch,
+    add_force,
+    add_gpus,
+    add_page,
+    add_prediction,
+    check_epoch,
+    check_ranks,
+)
 from modscope._fit.job import Job
 from modscope._fit.script import answer_script
 from modscope._fit.text import lines_of, table_of_gpus

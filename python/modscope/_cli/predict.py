@@ -154,7 +154,12 @@ def report(arguments: Namespace, load: Load) -> Predicted:
     if arguments.epoch:
         results = [{**_RAN, **row} for row in results]
     why = guard.why_stopped(records_of(arguments)[1], results)
-    if why is None and arguments.fail_unless_fits and not figures.get("is_whole_epoch", True) and not arguments.epoch_batches:
+    if (
+        why is None
+        and arguments.fail_unless_fits
+        and not figures.get("is_whole_epoch", True)
+        and not arguments.epoch_batches
+    ):
         why = "Status 3: not all batches were read, so that it is not known whether the others fit."
     if why is None:
         return predicted

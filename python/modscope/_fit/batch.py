@@ -9,7 +9,7 @@ from modscope._fit.capacity import nccl_bytes
 from modscope._fit.job import Job, Outcome
 from modscope._fit.text import notes_on
 from modscope._fit.two_captures import MOST_TIMES, Batches
-from modscope._predict.result import Result
+from modscope._predict.epoch.text import describe_read
 from modscope._read.load import CaptureError
 from modscope._virtual.certainty import OPEN, Judged, about_several, certainty_of, judge, other_kernels
 from modscope._virtual.gpus import Gpu
@@ -56,8 +56,7 @@ class Batch(TypedDict):
     gpus: list[BatchOnGpu]
     curve: list[BatchPoint]
     most_tried: int
-    epoch: Result | None
-    """What was read of the epoch with the largest batch that fits; None: no epoch was."""
+    of_epoch: bool
 
 
 def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int, int] | None = None) -> Batch:
@@ -92,7 +91,7 @@ def largest_batch(small: Job, large: Job, gpus: Sequence[Gpu], sizes: tuple[int,
         "gpus": rows,
         "curve": curve,
         "most_tried": MOST_TIMES * batches.large_size,
-        "epoch": None,
+        "of_epoch": False,
     }
 
 
@@ -162,7 +161,7 @@ def search(
     last: Job | None = None
     capacity = 0
     outcomes: dict[int, Outcome] = {}
-    epochs: dict[int, Result] = {}
+    read: dict[int, str] = {}
     batch: int | None = sizes[0]
     while batch is not None and len(outcomes) < most_predictions:
         last = predict(batch)
@@ -170,7 +169,7 @@ def search(
         capacity = last.may_reserve(gpu)
         outcomes[batch] = last.replay(capacity=capacity)
         if last.epoch is not None:
-            epochs[batch] = last.epoch.about()
+            read[batch] = describe_read(last.epoch.about())
         batch = sizes[1] if len(outcomes) < 2 else _next(outcomes, capacity, MOST_TIMES * sizes[1])
     assert last is not None
     largest = max((batch for batch, outcome in outcomes.items() if outcome.fits_at_once), default=None)
@@ -187,12 +186,12 @@ def search(
         "device": last.device,
         "caching": last.caching,
         "is_lower_bound": last.is_lower_bound,
-        "notes": notes_on(last),
+        "notes": [*filter(None, [read.get(largest or min(outcomes))]), *notes_on(last)],
         "batches": list(sizes),
         "gpus": [made],
         "curve": curve,
         "most_tried": MOST_TIMES * sizes[1],
-        "epoch": epochs.get(largest or min(outcomes)),
+        "of_epoch": bool(read),
     }
 
 

@@ -1,5 +1,5 @@
-"""A job of which every batch of an epoch counts: its replays, and those of levers, are replays of the whole epoch. Needs
-no torch."""
+"""A job of which every batch of an epoch counts: its replays, and those of levers, are of the whole epoch. Needs no
+torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from modscope._fit.job import Edit, Job, Moment, Outcome
 from modscope._fit.levers.registry import Cost, Lever, Tried
 from modscope._predict.epoch.answer import EpochAnswer
+from modscope._predict.epoch.report import EpochOnGpu
 from modscope._predict.epoch.steps_of_shapes import ShapedSteps
 from modscope._predict.epoch.text import sentences
-from modscope._predict.result import Result
 from modscope._read.categories import PHASES
 
 _OPERATOR_BITS, _PHASE_BITS = 32, 3
@@ -27,11 +27,15 @@ class EpochJob(Job):
     def __init__(self, name: str, epoch: EpochAnswer) -> None:
         epoch.capture.stream = epoch.capture.whole_stream()
         super().__init__(name, capture=epoch.capture)
-        self.epoch = epoch
+        self._epoch = epoch
         marks = range(len(epoch.run.sampled.marks) - 1)  # the end of the last step cannot be told from the script's
         self._adds = array.array("Q", map(epoch.steps.requests_before, marks))
         self._operators = epoch.steps.operators(self._adds[-1])
         self._latest: tuple[list[Edit], ShapedSteps] | None = None
+
+    @property
+    def epoch(self) -> EpochAnswer:
+        return self._epoch
 
     def replay(self, edits: Sequence[Edit] = (), conf: str = "", capacity: int | None = None) -> Outcome:
         """As that of a job, of the whole epoch."""
@@ -85,16 +89,15 @@ class EpochJob(Job):
         return self._moment(self.capture.replay(self.device, self.base, conf=self.conf)["reserved_at"])
 
 
-
 # ---- what is said beside the levers ----
 
 
-def what_was_read(epoch: EpochAnswer, row: Result) -> list[str]:
+def what_was_read(epoch: EpochAnswer, row: EpochOnGpu) -> list[str]:
     """``row``: what the epoch comes to on the GPU."""
     return sentences(epoch.about(), row)
 
 
-def cap_of(epoch: EpochAnswer, row: Result) -> list[Tried]:
+def cap_of(epoch: EpochAnswer, row: EpochOnGpu) -> list[Tried]:
     """Shorter batches, as a lever: the largest length with which every batch fits."""
     cap = row["cap"]
     if cap is None:

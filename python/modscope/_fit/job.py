@@ -72,9 +72,6 @@ class Outcome(NamedTuple):
 class Job:
     """``file``: a capture, which may be open already. CaptureError where nothing can be said."""
 
-    epoch: EpochAnswer | None = None
-    """Of a job of which a whole epoch counts (_fit/epoch_job.py)."""
-
     def __init__(self, file: str, device: str | None = None, capture: Capture | None = None) -> None:
         self.file = file
         self.capture = capture or load(file)
@@ -92,6 +89,11 @@ class Job:
         self.capture.check_allocator()
         self.fraction = memory_fraction(self.capture)
         self.died = ends_within_step(self.capture)
+
+    @property
+    def epoch(self) -> EpochAnswer | None:
+        """Of a job of which a whole epoch counts (_fit/epoch_job.py)."""
+        return None
 
     @property
     def stream(self) -> _capture.Stream:

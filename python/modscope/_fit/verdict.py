@@ -10,7 +10,7 @@ from modscope._fit.job import Job, Moment, Outcome
 from modscope._fit.levers import checkpoints, fsdp2, host_memory, optimizer
 from modscope._fit.levers.registry import Case, Lever, Tried, combine, try_faster, try_free, try_others
 from modscope._fit.two_captures import Batches
-from modscope._predict.result import Result
+from modscope._predict.epoch.report import EpochOnGpu, FitEpoch
 from modscope._read.categories import Category
 from modscope._read.ranks import world_of
 from modscope._read.step_time import step_ms
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
     """Over how many GPUs it could be sharded, if that was asked."""
     on_ranks: Sequence[Tried] = ()
     """What each of them would take. Where the job does not fit one GPU, these are among ``tried``."""
-    on_epoch: Result | None = None
+    on_epoch: EpochOnGpu | None = None
     """What the whole epoch comes to on the GPU, if that was asked."""
 
     @property
@@ -224,7 +224,7 @@ class FitOnGpu(FitFigures, Judged):
     levers: list[LeverReport]
     ranks_asked: int
     on_ranks: list[LeverReport]
-    epoch: Result | None
+    epoch: FitEpoch | None
 
 
 def as_json(found: Answer) -> FitOnGpu:
@@ -255,7 +255,7 @@ def as_json(found: Answer) -> FitOnGpu:
         "levers": [_lever(tried, found) for tried in found.tried],
         "ranks_asked": found.ranks,
         "on_ranks": [_lever(tried, found) for tried in found.on_ranks],
-        "epoch": {**job.epoch.about(), "on_gpu": found.on_epoch} if job.epoch else None,
+        "epoch": {**job.epoch.about(), "on_gpu": found.on_epoch} if job.epoch and found.on_epoch else None,
     }
 
 

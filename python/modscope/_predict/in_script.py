@@ -92,7 +92,13 @@ class Prediction:
         allocator = {"version": self._version, "conf": allocator_settings() or None}
         asked = self.asked
         self._look_ahead = LookAhead(
-            asked.part, asked.seconds, asked.epoch_batches, capacities, allocator, lambda: device.used() or 0, stop,
+            asked.part,
+            asked.seconds,
+            asked.epoch_batches,
+            capacities,
+            allocator,
+            lambda: device.used() or 0,
+            stop,
             asked.read_before,
         )
         self._look_ahead.install()

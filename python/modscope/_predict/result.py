@@ -3,7 +3,7 @@ Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from modscope._read.categories import Category
@@ -208,7 +208,7 @@ def judged(
     }
 
 
-def verdict_of(result: Result) -> Verdict:
+def verdict_of(result: Mapping[str, Any]) -> Verdict:
     answer = result.get("verdict") or (FITS if result["fits"] else NOT)
     return Verdict(answer, result.get("margin", 0), result.get("why", ""))
 

@@ -112,6 +112,7 @@ def _search(reserved: Callable[[int], int], gpu: Gpu, first: tuple[int, int]) ->
 
     class Predicted:
         died, whole_steps, device, caching = False, 3, "cuda:0", True
+        epoch = None
         is_lower_bound = has_damaged_notes = False
         capture = SimpleNamespace(info={}, end={}, main_device="cuda:0")
 

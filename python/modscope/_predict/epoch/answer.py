@@ -7,12 +7,21 @@ import array
 import json
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from modscope._predict.epoch.report import (
+    EpochBatch,
+    EpochCap,
+    EpochFailure,
+    EpochOnGpu,
+    EpochPoint,
+    EpochReport,
+    EpochShape,
+)
 from modscope._predict.epoch.steps_of_shapes import EPOCH, ReadAhead, Sampled, ShapedSteps
 from modscope._predict.in_script import LOG
-from modscope._predict.result import Facts, Result, may_reserve_beside
+from modscope._predict.result import Facts, may_reserve_beside
 from modscope._predict.text import describe_error
 from modscope._read.load import Capture
 from modscope._virtual.certainty import FITS, Judged, certainty_of, judge
@@ -88,13 +97,13 @@ class EpochAnswer:
 
     # ---- one GPU ----
 
-    def on(self, gpu: Gpu) -> Result:
+    def on(self, gpu: Gpu) -> EpochOnGpu:
         capacity = may_reserve_beside(gpu, self._facts)
         room: dict[str, Any] = {"capacity": capacity, "total_memory": gpu.memory}
         limited = self._replay(**room)
         fits = limited["first_failure"] is None
         expandable = self._replay(conf=EXPANDABLE, **room)
-        result = {
+        return {
             "gpu": gpu.name,
             "title": gpu.title,
             "memory": gpu.memory,
@@ -116,7 +125,6 @@ class EpochAnswer:
                 "failures": expandable["failures"],
             },
         }
-        return result
 
     def _judged(self, gpu: Gpu, capacity: int, fits: bool) -> Judged:
         ranks = self._facts.get("ranks")
@@ -145,7 +153,7 @@ class EpochAnswer:
 
     # ---- what is said of a batch ----
 
-    def _describe(self, at: int) -> Result:
+    def _describe(self, at: int) -> EpochBatch:
         """A batch, where a step with it is the one that began with batch ``at``."""
         batch = self.steps.computed(at)
         shape = self.run.read.shapes[self.batches[batch]]
@@ -158,7 +166,7 @@ class EpochAnswer:
             "longest_sample": sample[0] if sample else None,
         }
 
-    def _failure(self, limited: Any) -> Result:
+    def _failure(self, limited: Any) -> EpochFailure:
         at = limited["first_failure"]
         return {
             **self._describe(at),
@@ -177,7 +185,7 @@ class EpochAnswer:
 
     # ---- what would be safe ----
 
-    def _cap(self, limited: Any, room: dict[str, Any]) -> Result | None:
+    def _cap(self, limited: Any, room: dict[str, Any]) -> EpochCap | None:
         """The largest value of a length with which no batch fails; None: there is none, as the shapes do not vary."""
         failing = self.batches[self.steps.computed(limited["first_failure"])]
         for feature in self._features_by_excess(failing):
@@ -230,7 +238,7 @@ class EpochAnswer:
         kept = array.array("I", [*batches[:first], *(numbers[shape] for shape in batches[first:])])
         return self.steps.with_rows([list(row) for row in new]), kept
 
-    def _describe_cap(self, feature: int, value: int, failing: int, room: dict[str, Any]) -> Result:
+    def _describe_cap(self, feature: int, value: int, failing: int, room: dict[str, Any]) -> EpochCap:
         steps, batches = self._clipped(feature, value, self.batches)
         found = self._replay(steps, batches, **room)
         shape = self.run.read.shapes[failing]
@@ -251,7 +259,7 @@ class EpochAnswer:
 
     # ---- the whole ----
 
-    def about(self) -> Result:
+    def about(self) -> EpochReport:
         """What is the same for all GPUs."""
         read, facts = self.run.read, self.steps.facts
         return {
@@ -272,7 +280,7 @@ class EpochAnswer:
             "notes": self._notes(),
         }
 
-    def _shape_at(self, pick: Callable[..., int]) -> Result | None:
+    def _shape_at(self, pick: Callable[..., int]) -> EpochShape | None:
         if not self.run.read.batches:
             return None
         shape = self.run.read.shapes[pick(set(self.run.read.batches), key=self.steps.table.volume)]
@@ -296,7 +304,7 @@ class EpochAnswer:
             notes.append(f"Of some shapes {self.run.read.not_stored}: their steps follow from other shapes.")
         return notes
 
-    def curve(self, most: int = 500) -> list[Result]:
+    def curve(self, most: int = 500) -> list[EpochPoint]:
         """What is reserved and allocated at most by the steps, in at most so many points."""
         allocated = array.array("Q", self.unlimited["allocated_by_batch"])
         width = max((len(allocated) + most - 1) // most, 1)
@@ -318,8 +326,3 @@ def _last_that(is_good: Callable[[int], bool], count: int) -> int | None:
         middle = (low + high) // 2
         low, high = (middle, high) if is_good(middle) else (low, middle)
     return low if low >= 0 else None
-
-
-def answers(run: EpochRun, facts: Facts, capture: Capture, gpus: Sequence[Gpu]) -> Result:
-    answer = EpochAnswer(run, facts, capture)
-    return {**answer.about(), "gpus": [answer.on(gpu) for gpu in gpus], "curve": answer.curve()}

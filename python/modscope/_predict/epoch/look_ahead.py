@@ -69,7 +69,8 @@ class LookAhead:
         before: str = "",
     ) -> None:
         """``seconds``: that reading may take, and predicting again; ``batches``: that are read at most, 0 for all of
-        them; ``capacities``: that matter; ``allocator``: what its replays are told; ``stop``: ends the script; ``before``: PredictOptions.read_before."""
+        them; ``capacities``: that matter; ``allocator``: what its replays are told; ``stop``: ends the script;
+        ``before``: PredictOptions.read_before."""
         self._part, self._seconds, self._most = part, seconds, batches
         self._capacities, self._allocator, self._device, self._stop = capacities, allocator, device, stop
         self._pid = os.getpid()

@@ -8,12 +8,13 @@ import os
 import tempfile
 import time
 
-from modscope._predict.epoch.answer import EpochRun, answers, why_no_epoch, why_unreadable
+from modscope._predict.epoch.answer import EpochAnswer, EpochRun, why_no_epoch, why_unreadable
 from modscope._predict.epoch.look_ahead import PROGRESS
+from modscope._predict.epoch.report import EpochOnGpu, PredictEpoch
 from modscope._predict.epoch.text import lines
 from modscope._predict.options import records_of
 from modscope._predict.process import for_part, start, wait
-from modscope._predict.result import Predicted, Result
+from modscope._predict.result import Predicted
 from modscope._predict.several_gpus import kinds_of, nothing_to_predict, read_facts
 from modscope._read.load import load
 from modscope._show.terminal import StatusLine, as_lines, say
@@ -25,8 +26,7 @@ def predict(arguments: argparse.Namespace) -> Predicted:
     gpus: list[Gpu] = arguments.gpu or list(GPUS.values())
     script, prediction = records_of(arguments)
     status = 0
-    found: dict[Gpu, Result] = {}
-    whole: Result = {}
+    found: dict[Gpu, EpochOnGpu] = {}
     with tempfile.TemporaryDirectory(prefix="modscope-") as folder:
         for number, kind in enumerate(kinds_of(gpus)):
             part = os.path.join(folder, str(number))
@@ -45,11 +45,18 @@ def predict(arguments: argparse.Namespace) -> Predicted:
             if not run.read.batches:
                 say(why_unreadable(run))
                 return Predicted(status or 1)
-            whole = answers(run, facts, load(facts["capture"]), kind)
-            whole = {**whole, "torch": facts["torch"], "script_notes": facts["notes"]}
-            found |= dict(zip(kind, whole["gpus"]))
-    figures = {**whole, "seconds": round(time.monotonic() - began, 3), "gpus": [found[gpu] for gpu in gpus]}
-    return Predicted(status, figures, lambda screen: as_lines(lines(figures, script.target), screen))
+            answer = EpochAnswer(run, facts, load(facts["capture"]))
+            found |= {gpu: answer.on(gpu) for gpu in kind}
+            about, curve, notes, version = answer.about(), answer.curve(), facts["notes"], facts["torch"]
+    figures: PredictEpoch = {
+        **about,
+        "seconds": round(time.monotonic() - began, 3),
+        "gpus": [found[gpu] for gpu in gpus],
+        "curve": curve,
+        "script_notes": notes,
+        "torch": version,
+    }
+    return Predicted(status, {**figures}, lambda screen: as_lines(lines(figures, script.target), screen))
 
 
 class _Line(StatusLine):

@@ -112,7 +112,7 @@ class ShapedSteps:
         """How many requests of the log precede a step that was taken."""
         return self._epoch.requests_before(step)
 
-    def operators(self, count: int) -> bytearray:
+    def operators(self, count: int) -> bytes:
         """Those of the first ``count`` requests of the log."""
         return self._epoch.operators(count)
 
@@ -191,7 +191,8 @@ def next_choice(
 def schedule(wanted: Iterable[Wanted], kinds: Callable[[int], int], between: Sequence[int]) -> list[int]:
     """Shapes of batches, one after the other, so that each wanted step is one of them. ``kinds``: of the step of each
     batch from now on; ``between``: shapes for the steps of other kinds."""
-    left, shapes = [*wanted], []
+    left = [*wanted]
+    shapes: list[int] = []
     while left:
         kind = kinds(len(shapes))
         found = next((each for each in left if each[1] == kind), None)

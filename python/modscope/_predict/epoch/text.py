@@ -5,14 +5,23 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from modscope._predict.result import Result, verdict_of
+from modscope._predict.epoch.report import (
+    EpochBatch,
+    EpochCap,
+    EpochFailure,
+    EpochOnGpu,
+    EpochReport,
+    EpochShape,
+    PredictEpoch,
+)
+from modscope._predict.result import verdict_of
 from modscope._predict.text import seconds
 from modscope._read.text import clean, counted, gpu_label, near_size, rough_size, size
 from modscope._virtual.certainty import NOT, OPEN, describe, describe_margin
 
 
-def lines(figures: Result, target: Sequence[str]) -> list[str]:
-    told = [_what_was_read(figures)]
+def lines(figures: PredictEpoch, target: Sequence[str]) -> list[str]:
+    told = [describe_read(figures)]
     for row in figures["gpus"]:
         told += _about(row, figures)
     told += _how_exact(figures)
@@ -21,7 +30,7 @@ def lines(figures: Result, target: Sequence[str]) -> list[str]:
     return told
 
 
-def sentences(figures: Result, row: Result) -> list[str]:
+def sentences(figures: EpochReport, row: EpochOnGpu) -> list[str]:
     """What was read and what comes of it on one GPU, for other commands."""
     at = row["failure"] or row["reserved_at"]
     if row["failure"] is None:
@@ -29,25 +38,28 @@ def sentences(figures: Result, row: Result) -> list[str]:
     else:
         first = f", the first of {row['failures']:,}" if row["failures"] > 1 else ""
         which = f"Memory would run out with {_which(at)}{first}: {_shape(at)}."
-    return [_what_was_read(figures), which, *_how_exact(figures), *map(clean, figures["notes"])]
+    return [describe_read(figures), which, *_how_exact(figures), *map(clean, figures["notes"])]
 
 
-def _shape(of: Result) -> str:
+def _shape(of: EpochShape | EpochCap) -> str:
     dims = " x ".join(f"{dim:,}" for dim in of["shape"])
     return f"{dims} {of['unit']}" if of["unit"] else dims
 
 
-def _what_was_read(figures: Result) -> str:
+def describe_read(figures: EpochReport) -> str:
     count, shapes = figures["batches"], figures["shapes"]
     of = figures["batches_of_loader"]
     how_many = f"{count:,} batches" if count != 1 else "1 batch"
     if not figures["is_whole_epoch"]:
         how_many = f"the first {how_many}" + (f" of {of:,}" if of else "")
     text = f"{how_many} of the DataLoader at {figures['loader']} were read in {seconds(figures['read_seconds'])}: "
-    if shapes == 1:
-        text += f"all of {_shape(figures['largest'])}."
+    smallest, largest = figures["smallest"], figures["largest"]
+    if smallest is None or largest is None:
+        text += "it has none."
+    elif shapes == 1:
+        text += f"all of {_shape(largest)}."
     else:
-        text += f"{shapes:,} shapes, {_shape(figures['smallest'])} to {_shape(figures['largest'])}."
+        text += f"{shapes:,} shapes, {_shape(smallest)} to {_shape(largest)}."
     if figures["read_error"]:
         text += f" Then reading failed: {clean(figures['read_error'])}."
     elif not figures["is_whole_epoch"]:
@@ -58,17 +70,17 @@ def _what_was_read(figures: Result) -> str:
 # ---- one GPU ----
 
 
-def _about(row: Result, figures: Result) -> list[str]:
+def _about(row: EpochOnGpu, figures: EpochReport) -> list[str]:
     if row["failure"] is None:
         return [_fits(row, figures), *_expandable(row)]
-    return [_fails(row), *_cap(row), *_expandable(row)]
+    return [_fails(row, row["failure"]), *_cap(row), *_expandable(row)]
 
 
-def _which(at: Result) -> str:
+def _which(at: EpochBatch) -> str:
     return f"batch {at['batch']:,} (step {at['step']:,})"
 
 
-def _fits(row: Result, figures: Result) -> str:
+def _fits(row: EpochOnGpu, figures: EpochReport) -> str:
     gpu = gpu_label(row["title"])
     verdict = verdict_of(row)
     most = (
@@ -81,19 +93,19 @@ def _fits(row: Result, figures: Result) -> str:
     every = "every batch fits" if figures["is_whole_epoch"] else "every batch that was read fits"
     only = ""
     if spare < 0:
-        only = f", but only because the allocator gives memory back {counted(row['retries'], 'time')}"
+        only = f", but only because the allocator gives memory back {counted(row['retries'] or 0, 'time')}"
         return f"{gpu}: {every}{only}: with more memory {most}."
     return f"{gpu}: {every}, with {rough_size(spare)} to spare: {most}."
 
 
-def _fragments(row: Result) -> str:
+def _fragments(row: EpochOnGpu) -> str:
     if not row["left_behind"]:
         return ""
     return f", {near_size(row['left_behind'])} of it fragments that batches of other shapes left behind"
 
 
-def _fails(row: Result) -> str:
-    at, gpu = row["failure"], gpu_label(row["title"])
+def _fails(row: EpochOnGpu, at: EpochFailure) -> str:
+    gpu = gpu_label(row["title"])
     verdict = verdict_of(row)
     needs = (
         f"{_which(at)} would run out of memory: {_shape(at)} need {near_size(at['needs'])}, the {gpu} has "
@@ -107,7 +119,7 @@ def _fails(row: Result) -> str:
     return text
 
 
-def _cap(row: Result) -> list[str]:
+def _cap(row: EpochOnGpu) -> list[str]:
     cap = row["cap"]
     if cap is None:
         return ["No shorter length makes the whole epoch fit: a smaller batch is needed."]
@@ -118,7 +130,7 @@ def _cap(row: Result) -> list[str]:
     return [f"Up to {what} fit. By then {size(cap['reserved_peak'])} are reserved{left}."]
 
 
-def _expandable(row: Result) -> list[str]:
+def _expandable(row: EpochOnGpu) -> list[str]:
     other = row["expandable"]
     if row["failure"] is not None and other["fits"]:
         return [
@@ -136,7 +148,7 @@ def _expandable(row: Result) -> list[str]:
 # ---- the whole ----
 
 
-def _how_exact(figures: Result) -> list[str]:
+def _how_exact(figures: EpochReport) -> list[str]:
     count = figures["predicted_shapes"]
     text = f"Steps of {counted(count, 'shape')} were predicted; those of the others follow from them"
     if figures["shapes"] <= count:
@@ -147,13 +159,13 @@ def _how_exact(figures: Result) -> list[str]:
     return [f"{text}, each size exactly."]
 
 
-def _advice(figures: Result, target: Sequence[str]) -> list[str]:
+def _advice(figures: PredictEpoch, target: Sequence[str]) -> list[str]:
     failed = next((row for row in figures["gpus"] if row["failure"] is not None), None)
-    if failed is None or verdict_of(failed).answer not in (NOT, OPEN):
+    if failed is None or failed["failure"] is None or verdict_of(failed).answer not in (NOT, OPEN):
         return []
     longest = failed["failure"]["longest_sample"]
     sample = f"Sample {longest:,} of the dataset is the longest of that batch. " if longest is not None else ""
     cap = failed["cap"]
     first = f"Cap the length at {cap['value']:,}" if cap and cap["shape"] else "Make the batch smaller"
-    command = clean(shlex.join(["modscope", "fit", *target, "--gpu", failed["gpu"]]))
+    command = clean(shlex.join(["modscope", "fit", "--epoch", "--gpu", failed["gpu"], *target]))
     return [f"{sample}{first}, or see what else would help:  {command}"]
