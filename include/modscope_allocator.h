@@ -213,7 +213,7 @@ typedef enum ms_log_kind {
     MS_LOG_ALLOCATE, /* value: the bytes that were requested */
     MS_LOG_FREE,     /* value: the number of the allocation */
     MS_LOG_EMPTY_CACHE,
-    MS_LOG_STREAM,  /* value: the stream of the next allocation, which is 0 unless it is said */
+    MS_LOG_STREAM,   /* value: the stream of the next allocation, which is 0 unless it is said */
     MS_LOG_OPERATOR, /* value: a number for the operator that allocates from now on; 0: not known */
     MS_LOG_HOLD,     /* a private pool has one more user; value: the pool, and above MS_LOG_POOL_BITS its flags */
     MS_LOG_RELEASE   /* ... one user less. With a flag: its free segments are given back */
