@@ -17,8 +17,8 @@ from modscope._cli.options import (
 )
 from modscope._fit import batch as _batch
 from modscope._fit.batch import Batch
+from modscope._fit.epoch_job import job_of
 from modscope._fit.job import Job
-from modscope._fit.script import job_of
 from modscope._predict.capture_of_script import PredictedScript
 from modscope._predict.options import records_of
 from modscope._read.load import CaptureError

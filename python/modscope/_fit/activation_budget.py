@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from modscope._fit.epoch_job import job_of
 from modscope._fit.job import Job
 from modscope._fit.levers.registry import Lever, Tried, longer_step
 from modscope._fit.verdict import Answer
@@ -51,7 +52,7 @@ def with_budgets(script: PredictedScript, found: Answer) -> Answer:
         return found
     rows = []
     for budget in BUDGETS:
-        job = Job(script.predict([found.gpu], _name(budget), activation_budget=budget))
+        job = job_of(script, script.predict([found.gpu], _name(budget), activation_budget=budget))
         before, after = found.job.step_time.total, job.step_time.total
         time = max(after / before - 1, 0.0) if before and after else None
         lever = Lever((_KIND,), _name(budget), [], (longer_step(time, job.has_gpu_times),))

@@ -10,11 +10,13 @@ from typing import Any
 
 from modscope._fit.job import Edit, Job, Moment, Outcome
 from modscope._fit.levers.registry import Cost, Lever, Tried
+from modscope._predict.capture_of_script import PredictedScript, epoch_of
 from modscope._predict.epoch.answer import EpochAnswer
 from modscope._predict.epoch.report import EpochOnGpu
 from modscope._predict.epoch.steps_of_shapes import ShapedSteps
 from modscope._predict.epoch.text import sentences
 from modscope._read.categories import PHASES
+from modscope._read.load import CaptureError
 
 _OPERATOR_BITS, _PHASE_BITS = 32, 3
 """Of the operators that a log of a capture has: the module's number, the phase, and the operator (ms_replay_log)."""
@@ -87,6 +89,18 @@ class EpochJob(Job):
     def _peak(self) -> Moment:
         """Where the steps that were predicted reserve most."""
         return self._moment(self.capture.replay(self.device, self.base, conf=self.conf)["reserved_at"])
+
+
+# ---- a predicted script ----
+
+
+def job_of(script: PredictedScript, path: str) -> Job:
+    """The script as it was predicted: with --epoch, all batches of its epoch."""
+    job = EpochJob(path, epoch_of(path)) if script.reads_epoch else Job(path)
+    if job.device == "cpu":
+        raise CaptureError(f'{script.name} used no GPU: it uses one where its device is "cuda"')
+    job.file = script.name
+    return job
 
 
 # ---- what is said beside the levers ----

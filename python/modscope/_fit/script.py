@@ -4,15 +4,13 @@ again with the levers that are shown, where that is possible without a change to
 from __future__ import annotations
 
 from modscope._fit.activation_budget import with_budgets
-from modscope._fit.epoch_job import EpochJob, cap_of, what_was_read
-from modscope._fit.job import Job
+from modscope._fit.epoch_job import cap_of, job_of, what_was_read
 from modscope._fit.levers import fsdp2
 from modscope._fit.levers.registry import Lever, Tried, longer_step
 from modscope._fit.verdict import Answer, answer
 from modscope._plan.file import plan_of
-from modscope._predict.capture_of_script import PredictedScript, epoch_of, is_compiled, sharding_of
+from modscope._predict.capture_of_script import PredictedScript, is_compiled, sharding_of
 from modscope._predict.result import ShardingFacts
-from modscope._read.load import CaptureError
 from modscope._virtual.gpus import Gpu, rules_of
 
 _LEAST_GAIN = 0.005  # of a step: what saves less time is not listed
@@ -49,15 +47,6 @@ def _kinds(gpus: list[Gpu]) -> list[list[Gpu]]:
     for gpu in sorted(gpus, key=lambda gpu: -gpu.memory):
         kinds.setdefault(rules_of(gpu), []).append(gpu)
     return list(kinds.values())
-
-
-def job_of(script: PredictedScript, path: str) -> Job:
-    """The script as it was predicted: with --epoch, all batches of its epoch."""
-    job = EpochJob(path, epoch_of(path)) if script.reads_epoch else Job(path)
-    if job.device == "cpu":
-        raise CaptureError(f'{script.name} used no GPU: it uses one where its device is "cuda"')
-    job.file = script.name
-    return job
 
 
 # ---- verification ----

@@ -133,9 +133,9 @@ BLOCKS = """
 
 
 def test_a_checkpoint_is_replayed_over_the_whole_epoch(tmp_path, monkeypatch):
+    from modscope._fit.epoch_job import job_of
     from modscope._fit.levers import checkpoints
     from modscope._fit.levers.registry import Case
-    from modscope._fit.script import job_of
     from modscope._plan.file import plan_of
     from modscope._predict.capture_of_script import PredictedScript
     from modscope._predict.options import PredictOptions
