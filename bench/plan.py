@@ -5,9 +5,10 @@
 Each job of JOBS.py (``JOBS``) is predicted on a virtual GPU, planned for three budgets, and predicted again with each
 plan. bench/plan_gpu.py does the same on a real GPU.
 
-budget     what may be reserved, between what the job takes and the least that a plan can give planned    what the plan
-says: reserved in MiB, and the time of a step got        what the job took with the plan, and how far the plan is from
-that"""
+- budget: what may be reserved, between what the job takes and the least that whole modules can give
+- planned: what the plan says, which may keep results of operators: reserved in MiB, and the time of a step
+- whole: the time of a step that a plan of whole modules says for the same budget
+- got: what the job took with the plan, and how far the plan is from that"""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from modscope import load
 from modscope._plan.plan import make_plan
-from modscope._plan.problem import Problem
+from modscope._plan.problem import PlanLimits, Problem
 from modscope._plan.search import EMPTY, Search
 
 HERE = Path(__file__).parent
@@ -88,12 +90,16 @@ def rows_of(options: argparse.Namespace, name: str, folder: Path) -> list[dict[s
     if predict(options, name, folder) is None:
         return []
     file = folder / f"{name}.msc"
-    problem = Problem(load(file), "cuda:0")
-    highest, lowest = problem.reserved(EMPTY), problem.reserved(Search(problem, False).least())
+    whole_modules = PlanLimits(keeps_results=False)
+    whole = Problem(load(file), "cuda:0", whole_modules)
+    highest, lowest = whole.reserved(EMPTY), whole.reserved(Search(whole, False).least())
     rows = []
     for part in PARTS:
         budget = int(highest - part * (highest - lowest))
+        begin = time.process_time()
         report, plan = make_plan(str(file), load(file), "cuda:0", budget)
+        seconds = time.process_time() - begin
+        other, _ = make_plan(str(file), load(file), "cuda:0", budget, limits=whole_modules)
         plan.write(folder / "plan.json")
         got = predict(options, name, folder, folder / "plan.json")
         if got is None:
@@ -115,6 +121,8 @@ def rows_of(options: argparse.Namespace, name: str, folder: Path) -> list[dict[s
                 "allocated": after["allocated"],
                 "allocated_got": got["allocated_peak"],
                 "step_ms": after["step_ms"],
+                "step_ms_whole": other["after"]["step_ms"],
+                "search_seconds": seconds,
                 "step_ms_got": got["step_ms"],
                 "step_error": 100 * (after["step_ms"] / got["step_ms"] - 1) if got["step_ms"] else None,
             }
@@ -132,7 +140,7 @@ def as_line(row: dict[str, Any]) -> str:
         f"| {row['job']} | {row['without'] / MIB:.0f} | {row['budget'] / MIB:.0f} | {row['modules']} | "
         f"{row['reserved'] / MIB:.0f} "
         f"| {row['reserved_got'] / MIB:.0f} | {row['reserved_error']:+.2f} % | {row['over_budget']:+.2f} % "
-        f"| {row['step_ms_without']:.1f} | {step} |"
+        f"| {row['step_ms_without']:.1f} | {row['step_ms_whole']:.1f} | {step} |"
     )
 
 
@@ -146,6 +154,18 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         f"- above the budget: {over:+.2f} % at most; by more than 1 % for "
         f"{sum(row['over_budget'] > 1 for row in rows)} plans",
     ]
+    added = [(row["step_ms"] - row["step_ms_without"], row["step_ms_whole"] - row["step_ms_without"]) for row in rows]
+    shares = [selective / whole for selective, whole in added if whole > 0]
+    slower = sum(selective > whole + 1e-6 for selective, whole in added)
+    lines.append(
+        f"- slower than whole modules: {slower} of {len(rows)} plans"
+        + (
+            f"; of the time that those add, the median plan adds {100 * statistics.median(shares):.0f} %"
+            if shares
+            else ""
+        )
+    )
+    lines.append(f"- the search took {max(row['search_seconds'] for row in rows):.1f} s of processor time at most")
     if times:
         lines.append(
             f"- time of a step: median error {statistics.median(times):.1f} %, worst {max(times):.1f} %; within "
@@ -165,10 +185,10 @@ def main() -> int:
     if not rows:
         return 1
     print(
-        "| job | without | budget | modules | planned | got | error | above budget | step without, ms | planned | "
-        "got | error |"
+        "| job | without | budget | modules | planned | got | error | above budget | step without, ms | whole | "
+        "planned | got | error |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     print("\n".join([*map(as_line, rows), "", *summary(rows)]))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")

@@ -430,11 +430,7 @@ def _hints(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
     elif result["times"] == "host":
         lines += screen.wrap(ROUGH_TIMES)
     if result["checkpoint"] and not result["has_operators"] and not arguments.whole_modules:
-        lines += screen.wrap(
-            "This capture does not have the operators of the program, so modules are checkpointed as a whole. A plan "
-            "that keeps the results of some operators may cost much less time: make it from a prediction (modscope "
-            f"predict), or from the script (modscope plan {clean(script_words(result['program'] or ANY_SCRIPT))})."
-        )
+        lines += screen.wrap(_about_operators(result, arguments))
     if result["steps"] < 2:
         lines += screen.wrap(
             "The capture has one step only. In later steps the state of the optimizer is there from the "
@@ -453,6 +449,21 @@ def _hints(result: Report, screen: Screen, arguments: Namespace) -> list[str]:
             f"leaves fewer gaps."
         )
     return ["", *lines] if lines else []
+
+
+def _about_operators(result: Report, arguments: Namespace) -> str:
+    """Why modules keep no results, and which command makes a plan in which they may."""
+    program = result["program"] or ANY_SCRIPT
+    room = f"--budget {result['budget']}" if arguments.budget else f"--gpu {arguments.gpu.name}"
+    if result["predicted_on"]:
+        why = "This prediction does not have the operators of the program"
+    else:
+        why = "A recording of a real run does not have the places and times of single operators"
+    return (
+        f"{why}, so modules are checkpointed as a whole. A plan that keeps the results of some operators may cost much "
+        f"less time. Record with predict (modscope predict -o predicted.msc {clean(shlex.join(program))}) and plan that "
+        f"capture, or give the script (modscope plan {room} {clean(script_words(program))})."
+    )
 
 
 def _how_to_apply(result: Report, arguments: Namespace, screen: Screen) -> list[str]:
