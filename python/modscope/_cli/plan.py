@@ -461,8 +461,8 @@ def _about_operators(result: Report, arguments: Namespace) -> str:
         why = "A recording of a real run does not have the places and times of single operators"
     return (
         f"{why}, so modules are checkpointed as a whole. A plan that keeps the results of some operators may cost much "
-        f"less time. Record with predict (modscope predict -o predicted.msc {clean(shlex.join(program))}) and plan that "
-        f"capture, or give the script (modscope plan {room} {clean(script_words(program))})."
+        f"less time. Record with predict (modscope predict -o predicted.msc {clean(shlex.join(program))}) and plan "
+        f"that capture, or give the script (modscope plan {room} {clean(script_words(program))})."
     )
 
 
