@@ -9,6 +9,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # predictions are the same whichever cuDNN is installed; virtual/test_plans.py asks it
 os.environ.setdefault("MODSCOPE_CUDNN", "0")
+# Inductor asks the C++ compiler for each kind of vector instructions, which takes 5 seconds
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 import helpers
 import pytest

@@ -63,16 +63,17 @@ def change(tmp_path):
 
 
 def run(folder: pathlib.Path, commands: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     lines = "\n".join(line for line in commands.splitlines() if "pip install" not in line)
     assert "modscope" in lines
-    return subprocess.run(
-        ["bash", "-e", "-c", lines],
-        cwd=folder,
-        env={**os.environ, "PATH": path, **environment},
-        capture_output=True,
-        text=True,
-    )
+    with warm_python.command(folder.parent / "bin") as commands:
+        path = f"{commands}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+        return subprocess.run(
+            ["bash", "-e", "-c", lines],
+            cwd=folder,
+            env={**os.environ, "PATH": path, **environment},
+            capture_output=True,
+            text=True,
+        )
 
 
 def test_the_test_passes_and_fails_when_the_model_grows(tmp_path):

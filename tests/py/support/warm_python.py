@@ -33,6 +33,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Iterator
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
@@ -141,6 +142,50 @@ def run_ranks(
     assert in_time, f"the ranks did not end in {seconds} seconds: {errors}"
     assert [process.returncode for process in ranks] == [0] * world, (outputs, errors)
     return outputs
+
+
+_COMMAND = """#!{python} -IS
+import json, os, socket, sys
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect({address!r})
+words = ["-m", "modscope", *sys.argv[1:]]
+request = {{"words": words, "folder": os.getcwd(), "environment": dict(os.environ), "session": False}}
+socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
+sys.exit(os.waitstatus_to_exitcode(int(server.recv(100))) % 256)
+"""
+
+
+@contextlib.contextmanager
+def command(folder: pathlib.Path) -> Iterator[str]:
+    """A folder for PATH in which ``modscope`` is a fork, too, for scripts of a shell."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    address = f"\0modscope-{os.getpid()}-{folder}"
+    server.bind(address[:100])
+    server.listen()
+
+    def answer(asking: socket.socket) -> None:
+        with asking:
+            text, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
+            _, reply = _ask(json.loads(text), files)
+            for file in files:
+                os.close(file)
+            with reply:
+                asking.send(reply.readline())
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # it is shut down
+            while True:
+                threading.Thread(target=answer, args=(server.accept()[0],), daemon=True).start()
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    folder.mkdir()
+    (folder / "modscope").write_text(_COMMAND.format(python=sys.executable, address=address[:100]))
+    (folder / "modscope").chmod(0o700)
+    yield str(folder)
+    server.shutdown(socket.SHUT_RDWR)
+    serving.join()
+    server.close()
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:

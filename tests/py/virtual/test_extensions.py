@@ -14,7 +14,8 @@ import torch
 pytestmark = needs_interception
 
 SOURCE = r"""
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 at::Tensor for_cuda(const at::Tensor &x)
 {
