@@ -3,10 +3,9 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+import warm_python
 from predict_helpers import needs_virtual_gpu, predict, write
 
 pytestmark = [
@@ -45,26 +44,32 @@ def run(folder, text, *options, **environment):
     return ran, json.loads((folder / "x.json").read_text())
 
 
-def test_cuda_graphs_keep_the_memory_of_activations_in_their_pool(tmp_path):
+# This test comes first, before the process that forks its program has imported Inductor.
+def test_without_triton_the_program_runs_uncompiled_and_says_how_to_compile_it(tmp_path):
     text = """
-    def in_pools():
-        torch.cuda.empty_cache()
-        return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0))
-    for mode in (None, "reduce-overhead"):
-        function = torch.compile(net, mode=mode)
-        train(function, 4)
-        before = torch.cuda.memory_stats()["allocation.all.allocated"]
-        train(function, 1)
-        print(mode, in_pools() >> 20, torch.cuda.memory_stats()["allocation.all.allocated"] - before)
+    train(torch.compile(net), 2)
+    print(type(torch.compile(net)).__name__)
     """
-    ran, result = run(tmp_path, text)
-    assert ran.status == 0, ran.err
-    (_, without, plain), (_, kept, replayed) = (line.split() for line in ran.out.splitlines())
-    assert int(without) == 0 and int(kept) > 100  # MiB of activations
-    assert 0 < int(replayed) < int(plain)
-    assert result["compiled"]["graphs"] == 2
+    (tmp_path / "hide.py").write_text("")
+    hide = (
+        "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'triton' else f(n, *a)"
+    )
+    write(tmp_path, hide + MODEL.replace("\n    ", "\n") + text.replace("\n    ", "\n"))
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    ran = predict(
+        tmp_path, "--gpu", "h100", "--json", "x.json", "--steps", "99", "--seconds", "0", "script.py", **environment
+    )
+    assert ran.status == 0 and ran.out == "OptimizedModule\n", ran.err
+    why = json.loads((tmp_path / "x.json").read_text())["compiled"]["why_uncompiled"]
+    assert "pip install triton" in why and any("uncompiled, it fits" in line for line in ran.said)
 
 
+@pytest.fixture(scope="module")
+def inductor():
+    warm_python.import_first("torch._inductor.compile_fx")
+
+
+@pytest.mark.usefixtures("inductor")
 def test_a_compiled_model_takes_what_its_generated_code_allocates(tmp_path):
     text = """
     train(torch.compile(net))
@@ -86,6 +91,26 @@ def test_a_compiled_model_takes_what_its_generated_code_allocates(tmp_path):
     assert any("uncompiled, it fits" in line for line in uncompiled.said)
     assert other["allocated_peak"] > result["allocated_peak"]
     assert (tmp_path / "cache" / "modscope" / "compiled").is_dir()
+
+
+def test_cuda_graphs_keep_the_memory_of_activations_in_their_pool(tmp_path):
+    text = """
+    def in_pools():
+        torch.cuda.empty_cache()
+        return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0))
+    for mode in (None, "reduce-overhead"):
+        function = torch.compile(net, mode=mode)
+        train(function, 4)
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        train(function, 1)
+        print(mode, in_pools() >> 20, torch.cuda.memory_stats()["allocation.all.allocated"] - before)
+    """
+    ran, result = run(tmp_path, text)
+    assert ran.status == 0, ran.err
+    (_, without, plain), (_, kept, replayed) = (line.split() for line in ran.out.splitlines())
+    assert int(without) == 0 and int(kept) > 100  # MiB of activations
+    assert 0 < int(replayed) < int(plain)
+    assert result["compiled"]["graphs"] == 2
 
 
 def test_graph_breaks_and_recompiles_are_counted_and_errors_are_the_programs_own(tmp_path):
@@ -163,25 +188,6 @@ def test_other_ways_to_compile(tmp_path):
     assert result["compiled"]["graphs"] >= 8
 
 
-def test_without_triton_the_program_runs_uncompiled_and_says_how_to_compile_it(tmp_path):
-    text = """
-    train(torch.compile(net), 2)
-    print(type(torch.compile(net)).__name__)
-    """
-    (tmp_path / "hide.py").write_text("")
-    hide = (
-        "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'triton' else f(n, *a)"
-    )
-    write(tmp_path, hide + MODEL.replace("\n    ", "\n") + text.replace("\n    ", "\n"))
-    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    ran = predict(
-        tmp_path, "--gpu", "h100", "--json", "x.json", "--steps", "99", "--seconds", "0", "script.py", **environment
-    )
-    assert ran.status == 0 and ran.out == "OptimizedModule\n", ran.err
-    why = json.loads((tmp_path / "x.json").read_text())["compiled"]["why_uncompiled"]
-    assert "pip install triton" in why and any("uncompiled, it fits" in line for line in ran.said)
-
-
 def test_a_graph_that_inductor_cannot_compile_runs_operator_by_operator(tmp_path):
     text = """
     from torch._inductor import lowering
@@ -221,13 +227,7 @@ def test_torch_is_as_found_afterwards_and_compiles_for_real(tmp_path):
     """
     write(tmp_path, program)
     folders = {"XDG_CACHE_HOME": str(tmp_path / "ours"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "theirs")}
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "script.py"],
-        cwd=tmp_path,
-        env={**os.environ, **folders},
-        capture_output=True,
-        text=True,
-    )
+    ran = warm_python.run(["-W", "ignore", "script.py"], tmp_path, **folders)
     assert ran.returncode == 0, ran.stderr
     generated = [path.read_text() for path in (tmp_path / "theirs").rglob("*.py")]
     assert generated and not any("triton_heuristics" in text for text in generated)

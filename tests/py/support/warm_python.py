@@ -92,6 +92,11 @@ def run(
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
+def import_first(*names: str) -> None:
+    """Import modules that the programs of some tests need, in the process that forks them."""
+    _ask({"imports": names}, [])[1].close()
+
+
 def start(
     words: list[str], folder: str | pathlib.Path | None = None, text: bool = True, **environment: str
 ) -> subprocess.Popen[Any]:
@@ -324,6 +329,14 @@ def _serve(tests: socket.socket, programs: socket.socket) -> dict[str, Any]:
             gc.freeze()
             for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
                 finalizer.atexit = False
+        request: dict[str, Any] = json.loads(text)
+        if "imports" in request:
+            for name in request["imports"]:
+                importlib.import_module(name)
+            gc.freeze()
+            with open(files.pop(), "wb") as reply:
+                reply.write(b"0\n")
+            continue
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1), signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -335,7 +348,6 @@ def _serve(tests: socket.socket, programs: socket.socket) -> dict[str, Any]:
                 os.dup2(stream, number)
                 if stream > 2:
                     os.close(stream)
-            request: dict[str, Any] = json.loads(text)
             return request
         replies[pid] = open(files.pop(), "wb", buffering=0)
         replies[pid].write(b"%d\n" % pid)
