@@ -26,7 +26,7 @@ from modscope._show.terminal import as_lines
 from modscope._virtual.gpus import GPUS, Gpu, find_gpu
 
 if TYPE_CHECKING:
-    from modscope._record.in_process import Settings
+    from modscope._record.settings import Settings
 
 _PROBE = """
 import json, torch
@@ -123,7 +123,7 @@ class RealRun:
         self._written = False
 
     def enter(self) -> None:
-        from modscope._record.in_process import TorchFinder
+        from modscope._record.torch_import import TorchFinder
 
         if "torch" in sys.modules:
             self._begin()

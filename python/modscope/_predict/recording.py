@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 from modscope._predict.in_script import FACTS, Prediction
 from modscope._predict.options import PredictOptions
 from modscope._predict.result import Result, as_json, failed_early
-from modscope._record.in_process import RunRecording, Settings, flush
+from modscope._record.in_process import RunRecording, flush
+from modscope._record.settings import Settings
 
 if TYPE_CHECKING:
     from modscope._predict.progress import Progress

@@ -14,112 +14,26 @@ import _thread
 import atexit
 import contextlib
 import functools
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from modscope._record import capture_file, child_processes
-from modscope._record.options import ScriptOptions
+from modscope._record.settings import VARIABLE, Settings
+from modscope._record.torch_import import TorchFinder
 
 if TYPE_CHECKING:
     from modscope._plan.in_script import PlanForRun
     from modscope._record.record import Recording, RecordingResult
 
-_VARIABLE = "MODSCOPE_RUN"
 _SEARCHES = 4  # backwards after which it is looked for an optimizer, which takes time
-
-
-class Settings(NamedTuple):
-    """What ``modscope run`` passes to the script's process, in an environment variable."""
-
-    options: ScriptOptions
-    """What was asked, with the program as the only word of its target: the arguments may be too long for the
-    environment."""
-    arguments: int
-    """How many arguments the program has."""
-    shown: str = ""
-    """The capture's path as the user gave it; "" if no capture is written."""
-    file: list[Any] = []
-    """The capture's file, as capture_file.NewFile has it; empty if no capture is written."""
-    children: list[str] = []
-    """Root and suffix of forked children's captures; empty if they are not followed."""
-    pythonpath: str | None = None
-    """PYTHONPATH before ``modscope run`` added its folder; None if it was not set."""
-    started: list[str] = []
-    """What processes that the script starts need: the folder in which ``modscope run`` was called, the option -o, and
-    what captures are called without it. Empty if no captures are written."""
-    began: float = 0.0
-    """The time when ``modscope run`` was called."""
-    captures: list[int] = []
-    """The list of captures, as child_processes.CaptureList has it; empty if there is none."""
-    prediction: list[Any] = []
-    """What ``modscope predict`` was asked, as _predict.options.PredictOptions has it; empty for ``modscope run``."""
-    is_started: bool = False
-    """Whether the script started this process."""
-
-    def new_file(self) -> capture_file.NewFile | None:
-        return capture_file.NewFile(*self.file) if self.file else None
-
-    def capture_list(self) -> child_processes.CaptureList | None:
-        return child_processes.CaptureList(*self.captures) if self.captures else None
-
-    def descriptors(self) -> list[int]:
-        """The descriptors of the files that the script's process has open."""
-        stdout = [self.options.json] if isinstance(self.options.json, int) else []
-        return [*stdout, *(file.fd for file in (self.new_file(), self.capture_list()) if file)]
-
-    def to_environment(self) -> dict[str, str]:
-        return {_VARIABLE: self._as_text()}
-
-    def _as_text(self) -> str:
-        """Begins with the version of Python: our sitecustomize leaves other versions alone."""
-        return f"{sys.version_info[0]}.{sys.version_info[1]} {json.dumps(self)}"
-
-    @classmethod
-    def of_text(cls, text: str) -> Settings:
-        options, *others = json.loads(text.split(" ", 1)[1])
-        return cls(ScriptOptions(*options), *others)
-
-    def for_started(self, pythonpath: str | None) -> str:
-        """The variable's value for a process that this one starts."""
-        return self._replace(shown="", file=[], pythonpath=pythonpath, is_started=True)._as_text()
-
-    def in_this_process(self) -> Settings:
-        """These settings, with the program of a process that the script started."""
-        program = child_processes.program_of_this_process() if self.is_started else None
-        if program is None:
-            return self._replace(arguments=0) if self.is_started else self
-        stem = os.path.splitext(os.path.basename(os.path.abspath(program[0])))[0] if sys.argv[0] != "-m" else program[0]
-        return self._replace(
-            options=self.options._replace(target=[program[0]]),
-            arguments=program[1],
-            started=[*self.started[:2], stem][: len(self.started)],
-        )
-
-    def new_started_file(self) -> tuple[str, capture_file.NewFile] | None:
-        """Create the capture of a process that the script started: its name as the user sees it, and the file. OSError
-        if it cannot be created. A rank that is started again does not replace the capture of its first start."""
-        if not self.started:
-            return None
-        folder, output, stem = self.started
-        name = capture_file.name_for(output or None, stem)
-        if name.has_rank:
-            path = os.path.join(folder, name.plain())
-            with contextlib.suppress(FileExistsError):
-                return name.plain(), capture_file.prepare(path, self.options.force and not self._is_of_this_run(path))
-        return name.numbered(), capture_file.prepare(os.path.join(folder, name.numbered()), False)
-
-    def _is_of_this_run(self, path: str) -> bool:
-        return os.path.lexists(path) and os.lstat(path).st_mtime >= self.began
 
 
 def enter() -> None:
     """Called before the script's first line. Does nothing unless ``modscope run`` started this process."""
-    text = os.environ.pop(_VARIABLE, None)
+    text = os.environ.pop(VARIABLE, None)
     if text is None:
         return
     settings = Settings.of_text(text).in_this_process()
@@ -138,46 +52,6 @@ def enter() -> None:
         RunRecording(settings).enter()
 
 
-class TorchFinder:
-    """Finds torch where the other finders find it, and calls ``on_import`` when it has been imported."""
-
-    def __init__(self, on_import: Callable[[], None]) -> None:
-        self._on_import = on_import
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != "torch":
-            return None
-        for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
-                spec = finder.find_spec(name, path, target)
-                if spec is not None:
-                    self._notice_import(spec)
-                    return spec
-        return None
-
-    def _notice_import(self, spec: ModuleSpec) -> None:
-        """The import system sets ``spec._initializing`` to False when the import ends. This is noticed by a subclass
-        that overrides ``__setattr__``. A loader of our own would be on the stack during the import, and code that
-        runs when the spec is read could swallow a KeyboardInterrupt."""
-        plain = type(spec)
-        finder = self
-
-        def set_attribute(spec: Any, name: str, value: object) -> None:
-            object.__setattr__(spec, name, value)
-            if name == "_initializing" and not value:
-                object.__setattr__(spec, "__class__", plain)
-                finder._imported()
-
-        spec.__class__ = type(plain.__name__, (plain,), {"__setattr__": set_attribute})
-
-    def _imported(self) -> None:
-        if "torch" in sys.modules and self in sys.meta_path:  # else the import failed
-            sys.meta_path.remove(self)
-            self._on_import()
-
-
 class RunRecording:
     """What happens from the script's start to its end, in the script's process, in a process that it started, or in a
     forked child that is followed."""
@@ -187,7 +61,7 @@ class RunRecording:
         self._file = settings.new_file()  # None: no capture is written
         self._shown = settings.shown  # its name for the user; "" if no capture is written
         self._list = settings.capture_list()
-        self._pass_on = child_processes.PassOn(_VARIABLE, settings.for_started)
+        self._pass_on = child_processes.PassOn(VARIABLE, settings.for_started)
         self._is_fork_server = settings.is_started and child_processes.is_fork_server()
         self._pid = os.getpid()  # the process that is recorded
         self._recording: Recording | None = None

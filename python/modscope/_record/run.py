@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 
 from modscope._read.types import Refused
 from modscope._record import capture_file, child_processes
-from modscope._record.in_process import Settings
 from modscope._record.options import ScriptOptions
+from modscope._record.settings import Settings
 
 # ---- the script ----
 

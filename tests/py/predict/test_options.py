@@ -6,8 +6,8 @@ from modscope._cli import predict as predict_command
 from modscope._cli import run
 from modscope._cli.command import parse, parser_of
 from modscope._predict.options import PredictOptions, records_of
-from modscope._record.in_process import Settings
 from modscope._record.options import ScriptOptions
+from modscope._record.settings import Settings
 from predict_helpers import needs_virtual_gpu, predict, training, write
 
 

@@ -8,9 +8,9 @@ import modscope
 import pytest
 from modscope._record import child_processes
 from modscope._record.child_processes import StartedProcess
-from modscope._record.in_process import Settings
 from modscope._record.last_line import last_line_of_launcher
 from modscope._record.options import ScriptOptions
+from modscope._record.settings import Settings
 from run_helpers import RUN, call, captures, only_capture, run, run_warm, training, write
 
 import torch
