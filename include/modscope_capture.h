@@ -155,6 +155,9 @@ typedef struct ms_event {
     uint8_t phase;                /* add: in which the block was added. position, oom: the thread's phase */
     uint8_t kind;                 /* add, drop, claim: by all notes of the file; see ms_captured_block */
     bool from_now_on;             /* claim: it holds from this event on; else it is retroactive */
+    uint8_t category_before;      /* claim: of the block until this event... */
+    ms_path path_before;          /* ...and its owner until then */
+    uint64_t since_event;         /* claim: the block's until this event */
     bool outside;                 /* add: the memory did not come from torch's allocators */
 } ms_event;
 
@@ -237,6 +240,11 @@ typedef struct ms_operators {
 /* All operators of a capture. MS_ENOMEM, MS_EIO. */
 int ms_operators_read(ms_reader *reader, ms_operators *operators);
 void ms_operators_free(ms_reader *reader, ms_operators *operators);
+
+/* Read the chunks that were appended to the file since the reader was opened or refreshed. A cursor that was at the end
+ * goes on with them; notes of kinds are not read again. MS_EFORMAT: the file is shorter than before, and nothing is
+ * read. MS_EIO, MS_ENOMEM: call it again. */
+int ms_reader_refresh(ms_reader *reader);
 
 /* A new cursor is at the first moment that can be known; at moment 0 with no blocks if none can. MS_ENOMEM, MS_EIO:
  * there is no cursor. When any other function of a cursor returns MS_ENOMEM or MS_EIO, the cursor is reset; go on with
@@ -337,6 +345,49 @@ int ms_cursor_times(ms_cursor *cursor, uint64_t moment, uint64_t *times, uint32_
  * at the cursor's moment, and moves the cursor. Errors as ms_cursor_peaks. */
 int ms_cursor_series(ms_cursor *cursor, uint32_t device, const uint64_t *bounds, size_t columns, ms_sums *most,
                      size_t *begun);
+
+/* ---- live: what a capture that is still being written says now, at its peaks, and step by step ----
+ *
+ * Owners and categories are those that are known so far: a claim that comes later moves a block, also at the peak. */
+typedef struct ms_live ms_live;
+
+enum { MS_LIVE_STEPS = 8 }; /* growth and the time of a step are means of so many steps, or of as many as there were */
+
+typedef struct ms_live_device {
+    int64_t now, peak;
+    uint64_t reserved, peak_reserved;
+    uint64_t peak_step;
+    uint32_t growth_steps; /* how many steps ms_live_row.growth is of; 0: two steps have not ended yet */
+} ms_live_device;
+
+typedef struct ms_live_status {
+    uint64_t time, step; /* of the latest event; in microseconds */
+    uint64_t events, oom_count;
+    uint64_t step_time; /* microseconds; 0: not known yet */
+    ms_phase phase;     /* of the busiest thread */
+    ms_path running;
+} ms_live_status;
+
+typedef enum ms_live_kind { MS_LIVE_MODULES, MS_LIVE_LINES } ms_live_kind;
+
+typedef struct ms_live_row {
+    ms_path path;      /* of modules */
+    uint8_t category;  /* of modules */
+    ms_stack stack;    /* of lines: one whose innermost frame is in the line, or MS_STACK_NONE */
+    int64_t now, peak; /* peak: what it held when the device held most */
+    int64_t growth;    /* from one end of a step to the end of a later one, growth_steps after it */
+} ms_live_row;
+
+/* Use the reader for its metadata only as long as this is open. MS_ENOMEM, MS_EIO. */
+int ms_live_open(ms_reader *reader, ms_live **live);
+void ms_live_close(ms_live *live); /* NULL is allowed */
+/* Refresh the reader, and apply at most so many events. *more: whether there are more. Errors as ms_reader_refresh;
+ * after MS_ENOMEM close it. */
+int ms_live_update(ms_live *live, uint64_t events, bool *more);
+ms_live_status ms_live_get_status(const ms_live *live);
+ms_live_device ms_live_get_device(const ms_live *live, uint32_t device);
+/* Visit all that hold or held something: start with *at = 0, and call until it returns false. */
+bool ms_live_next_row(const ms_live *live, ms_live_kind kind, uint32_t device, size_t *at, ms_live_row *row);
 
 /* ---- pack: what was held at every moment of a part of a capture, small enough for a page ----
  *

@@ -9,6 +9,7 @@
  *     replay_edits.c  the edits of a replay
  *     series.c      Reader.series, step_times    collectives.c  Reader.collectives and their totals
  *     epoch.c       Epoch: steps of any shape
+ *     live.c        Live: a capture that is still being written
  *     stacks.c      Reader.stacks, and what belongs to them
  *
  * The GIL is released while a file is read. A core reader may be used by one thread at a time; the flag
@@ -33,7 +34,7 @@ typedef struct msr_reader {
 } msr_reader;
 
 extern PyTypeObject msr_reader_type, msr_snapshot_type, msr_events_type, msr_allocator_type, msr_stream_type,
-    msr_cover_type, msr_epoch_type;
+    msr_cover_type, msr_epoch_type, msr_live_type;
 /* Interned names, indexed by ms_op, ms_phase and ms_category. */
 extern PyObject *msr_ops[MS_OP_COUNT], *msr_phases[MS_PHASE_COUNT], *msr_categories[MS_CATEGORY_COUNT];
 extern PyObject *msr_kinds[MS_KIND_COUNT]; /* None for MS_KIND_NONE */

@@ -137,7 +137,7 @@ PyMODINIT_FUNC PyInit__capture(void)
     if (!module || PyModule_AddType(module, &msr_reader_type) != 0 ||
         PyModule_AddType(module, &msr_snapshot_type) != 0 || PyModule_AddType(module, &msr_allocator_type) != 0 ||
         PyModule_AddType(module, &msr_stream_type) != 0 || PyModule_AddType(module, &msr_cover_type) != 0 ||
-        PyModule_AddType(module, &msr_epoch_type) != 0 ||
+        PyModule_AddType(module, &msr_epoch_type) != 0 || PyModule_AddType(module, &msr_live_type) != 0 ||
         PyModule_AddObjectRef(module, "FormatError", format_error) != 0 ||
         PyModule_AddStringConstant(module, "version", MS_VERSION) != 0) {
         Py_XDECREF(module);

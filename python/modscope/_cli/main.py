@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "run a script, and record what happens to its memory in a file, a capture",
     "predict": "run a script on a virtual GPU, and say whether a real one has enough memory",
+    "top": "follow a run while it is recorded: what holds the memory now, and what grows",
     "fit": "say whether a run fits a GPU, and what would make it fit",
     "batch": "find the largest batch that fits a GPU",
     "plan": "find which modules to checkpoint so that a run fits a budget",

@@ -245,7 +245,8 @@ static int read_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
 
 static int find_chunks(ms_reader *reader)
 {
-    for (uint64_t at = MS__FILE_HEAD; at < reader->bytes;) {
+    while (reader->scanned < reader->bytes) {
+        uint64_t at = reader->scanned;
         uint8_t start[START_BYTES];
         memset(start, 0, sizeof start);
         ssize_t got = read_at(reader, start, START_BYTES, at);
@@ -258,18 +259,30 @@ static int find_chunks(ms_reader *reader)
             int error = read_chunk(reader, at, &head, start + MS__CHUNK_HEAD);
             if (error)
                 return error;
-            at += head.size;
+            reader->scanned = at + head.size;
             continue;
         }
         uint64_t next;
         int error = find_chunk(reader, at + 1, &next);
         if (error)
             return error;
-        if (next < reader->bytes || !is_cut_off(start, available))
-            reader->damaged += next - at;
-        at = next;
+        if (next == reader->bytes && is_cut_off(start, available))
+            break;
+        reader->damaged += next - at;
+        reader->scanned = next;
     }
     return MS_OK;
+}
+
+int ms_reader_refresh(ms_reader *reader)
+{
+    struct stat found;
+    if (fstat(reader->fd, &found) != 0)
+        return MS_EIO;
+    if ((uint64_t)found.st_size < reader->bytes)
+        return MS_EFORMAT;
+    reader->bytes = (uint64_t)found.st_size;
+    return find_chunks(reader);
 }
 
 /* ---- opening and closing ---- */
@@ -290,6 +303,7 @@ static int open_file(ms_reader *reader)
     if (got < MS__FILE_HEAD || found.st_size < MS__FILE_HEAD)
         return MS_EFORMAT;
     reader->bytes = (uint64_t)found.st_size;
+    reader->scanned = MS__FILE_HEAD;
     int error = ms__file_head_check(head);
     return error ? error : find_chunks(reader);
 }

@@ -50,6 +50,7 @@ struct ms_reader {
     int fd;
     uint64_t seed; /* of the hash tables */
     uint64_t bytes, damaged, events, lost, duration;
+    uint64_t scanned; /* the chunks before this position of the file were read */
     bool ended;
     uint32_t devices; /* one more than the highest device that has a name or has occurred */
     struct ms__chunk *chunks;

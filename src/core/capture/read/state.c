@@ -197,6 +197,9 @@ static int apply_claim(const ms_reader *reader, struct ms__state *state, struct 
     ms_captured_block *block = ms__state_block(state, event->slot);
     if (!block || block->since_event != event->number - decoded->age)
         return MS_EFORMAT;
+    event->category_before = block->category;
+    event->path_before = block->path;
+    event->since_event = block->since_event;
     if (event->from_now_on) {
         block->since_event = event->number;
         block->kind = reader->kinds ? ms__noted_kind(reader, block->since_event, block->slot) : MS_KIND_NONE;
