@@ -11,10 +11,11 @@ from modscope._read.text import clean, duration, size
 from modscope._show.terminal import Screen
 
 SORTS = ("now", "peak", "growth")
-KEYS = "q quit  m/c/l module, category, line  n/p/g sort: now, peak, growth  d device"
+KEYS = "q quit  m/c/l module/category/line  n/p/g sort now/peak/growth  d device"
 RANK_KEY = "  r rank"
 _QUIET = 10  # seconds without an event after which that is said
 _MOST_RANKS = 8
+_WIDEST_BAR = 100
 
 
 class View(NamedTuple):
@@ -88,7 +89,7 @@ def frame(captures: Sequence[LiveCapture], view: View, screen: Screen, height: i
     share = device.now / device.peak if device.peak else 0
     held = {row.name: row.now for row in capture.rows(device, "category")}
     parts = {str(category): held[str(category)] for category in CATEGORIES if held.get(str(category), 0) > 0}
-    out.append(screen.bar(share, screen.width - 1, parts))
+    out.append(screen.bar(share, min(screen.width - 1, _WIDEST_BAR), parts))
     out += _table(capture, device, view, screen, height - len(out) - 1)
     out += [""] * (height - 1 - len(out))
     return [*out[: height - 1], screen.dim(screen.cut(KEYS + RANK_KEY * (len(captures) > 1), screen.width - 1))]
