@@ -199,7 +199,7 @@ static int claim_block(ms_live *live, const ms_event *event)
 }
 
 /* Events were lost: what is held is in the cursor's state, which a key frame has filled. */
-static int take_state(ms_live *live)
+static int restart_from_state(ms_live *live)
 {
     for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
         struct live_device *at = &live->devices[device];
@@ -295,7 +295,7 @@ int ms_live_update(ms_live *live, uint64_t events, bool *more)
         error = ms__cursor_next(live->cursor, &decoded);
         if (error == MS_EEND)
             return MS_OK;
-        error = error == MS_JUMPED ? take_state(live) : error ? error : follow_event(live, &decoded.event);
+        error = error == MS_JUMPED ? restart_from_state(live) : error ? error : follow_event(live, &decoded.event);
     }
     *more = !error;
     return error;
@@ -312,7 +312,7 @@ int ms_live_open(ms_reader *reader, ms_live **out)
     if (!error)
         error = ms_cursor_open(reader, &live->cursor);
     if (!error)
-        error = take_state(live);
+        error = restart_from_state(live);
     if (error) {
         ms_live_close(live);
         return error;
