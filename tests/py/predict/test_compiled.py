@@ -152,25 +152,6 @@ def test_graph_breaks_and_recompiles_are_counted_and_errors_are_the_programs_own
 
 def test_other_ways_to_compile(tmp_path):
     text = """
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-    from torch.utils.checkpoint import checkpoint
-    for block in net:
-        block.compile()
-    train(lambda x: [x := checkpoint(block, x, use_reentrant=False) for block in net][-1], 2)
-    @torch.compile
-    def mixed(x):
-        with torch.autocast("cuda", torch.bfloat16):
-            for block in net:
-                x = checkpoint(block, x, use_reentrant=False)
-        return x
-    train(mixed, 1)
-    step = torch.compile(torch.optim.Adam(net.parameters()).step)
-    train(net, 1)
-    net(torch.ones(8, 512, device="cuda")).sum().backward()
-    step()
-    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256)
-    heads = torch.ones(1, 2, 256, 64, device="cuda", requires_grad=True)
-    torch.compile(flex_attention)(heads, heads, heads, block_mask=mask).sum().backward()
     torch.compile(nn.Sequential(nn.Linear(512, 512), nn.Dropout(0.1)).cuda(), mode="max-autotune")(
         torch.ones(4, 512, device="cuda")
     ).sum().backward()
@@ -185,7 +166,7 @@ def test_other_ways_to_compile(tmp_path):
     ran, result = run(tmp_path, text)
     assert ran.status == 0 and ran.out == "[1]\n", ran.err
     assert result["compiled"]["uncompiled_graphs"] == 0 and result["compiled"]["why_uncompiled"] is None
-    assert result["compiled"]["graphs"] >= 8
+    assert result["compiled"]["graphs"] == 3
 
 
 def test_a_graph_that_inductor_cannot_compile_runs_operator_by_operator(tmp_path):
