@@ -136,10 +136,10 @@ def prepare() -> None:
         _native.forget_collectives(interception.FORCED)
         return
     kind = getattr(getattr(torch._C, "_distributed_c10d", None), "FakeProcessGroup", None)
-    if kind is None or not hasattr(kind, "_create_internal"):
+    if kind is None:
         return
     with undisturbed(), torch.no_grad():
-        backend = kind._create_internal(0, 2)
+        backend = getattr(kind, "_create_internal", kind)(0, 2)  # torch 2.9 and later have the function
         if _native.add_backend_class(backend, "libtorch_python") and not verify(backend):
             _native.forget_collectives("a collective was not seen as it was launched")
 

@@ -32,6 +32,9 @@ const char *mst_frames_unsupported(void);
 /* This thread's innermost frame, for mst_frame_read; NULL: it runs no Python. */
 const void *mst_frame_innermost(void);
 struct mst_frame mst_frame_read(const void *frame);
+/* The variables of a frame, in the order of its code's co_localsplusnames: each is borrowed, NULL or a cell. NULL: how
+ * this Python keeps them is not known. */
+PyObject *const *mst_frame_variables(const PyFrameObject *frame);
 
 /* ---- python_code.c: the texts of code objects, the position of an instruction, and what it calls ---- */
 

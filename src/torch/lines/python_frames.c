@@ -48,6 +48,11 @@ struct mst_frame mst_frame_read(const void *pointer)
 #endif
 }
 
+PyObject *const *mst_frame_variables(const PyFrameObject *frame)
+{
+    return frame->f_frame->localsplus;
+}
+
 #else
 
 const char *mst_frames_unsupported(void)
@@ -64,6 +69,12 @@ struct mst_frame mst_frame_read(const void *frame)
 {
     (void)frame;
     return (struct mst_frame){.is_shim = true};
+}
+
+PyObject *const *mst_frame_variables(const PyFrameObject *frame)
+{
+    (void)frame;
+    return NULL;
 }
 
 #endif

@@ -22,6 +22,23 @@ PyObject *mst_join_names(PyObject *before, PyObject *key)
     return before ? PyUnicode_FromFormat("%U.%U", before, key) : Py_NewRef(key);
 }
 
+PyObject *mst_escape(PyObject *name)
+{
+    PyObject *bytes = PyUnicode_AsEncodedString(name, "ascii", "backslashreplace"), *escaped = NULL;
+    size_t length = bytes ? (size_t)PyBytes_GET_SIZE(bytes) : 0, count = 0;
+    char *text = bytes ? malloc(4 * length + 1) : NULL;
+    for (size_t i = 0; text && i < length; i++) {
+        char letter = PyBytes_AS_STRING(bytes)[i];
+        memcpy(text + count, letter ? &letter : "\\x00", letter ? 1 : 4);
+        count += letter ? 1 : 4;
+    }
+    if (text)
+        escaped = PyUnicode_FromStringAndSize(text, (Py_ssize_t)count);
+    free(text);
+    Py_XDECREF(bytes);
+    return escaped;
+}
+
 /* ---- search: the modules below a module, breadth first, each once, parents before children ---- */
 struct searched_module {
     PyObject *module, *key; /* borrowed */

@@ -14,7 +14,7 @@ static ms_path add_path(ms_path parent, PyObject *fqn, uint32_t nth)
     Py_ssize_t length = 0;
     const char *text = fqn ? PyUnicode_AsUTF8AndSize(fqn, &length) : NULL;
     mst_clear_error();
-    PyObject *escaped = fqn && (!text || strlen(text) != (size_t)length) ? PyObject_ASCII(fqn) : NULL;
+    PyObject *escaped = fqn && (!text || strlen(text) != (size_t)length) ? mst_escape(fqn) : NULL;
     if (escaped)
         text = PyUnicode_AsUTF8(escaped);
     ms_path path = MS_UNKNOWN;
@@ -48,7 +48,7 @@ static ms_path add_path_inside(const struct mst_module *known, ms_path parent, P
     PyObject *suffix = inside ? PyUnicode_FromFormat(".%U", inside) : NULL;
     const char *text = suffix ? PyUnicode_AsUTF8(suffix) : NULL;
     mst_clear_error();
-    PyObject *escaped = suffix && !text ? PyObject_ASCII(suffix) : NULL;
+    PyObject *escaped = suffix && !text ? mst_escape(suffix) : NULL;
     if (escaped)
         text = PyUnicode_AsUTF8(escaped);
     char *folded = text && !escaped ? mst_without_wrappers(mst_module_at(base), text, known) : NULL;

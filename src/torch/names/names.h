@@ -97,6 +97,9 @@ PyObject *mst_find_name_inside(PyObject *owner, PyObject *module);
 char *mst_without_wrappers(const struct mst_module *owner, const char *inside, const struct mst_module *inner);
 /* "before.key", or "key" if before is NULL. New reference, or NULL with an error set. */
 PyObject *mst_join_names(PyObject *before, PyObject *key);
+/* The name with what is not ASCII, and NULs, as escapes. Unlike repr() it runs neither handlers of signals nor a
+ * collection that is due. New reference, or NULL with an error set. */
+PyObject *mst_escape(PyObject *name);
 
 static inline bool mst_is_module(PyObject *object)
 {

@@ -173,7 +173,7 @@ static void show_by_number(struct mst_root *root)
     const char *name = PyUnicode_AsUTF8(root->name);
     if (!name) {
         mst_clear_error();
-        escaped = PyObject_ASCII(root->name);
+        escaped = mst_escape(root->name);
         name = escaped ? PyUnicode_AsUTF8(escaped) : NULL;
     }
     char number[sizeof "#4294967295"] = "";

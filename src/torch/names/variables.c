@@ -4,6 +4,7 @@
  * and one level deeper the attributes of objects and the items of lists, tuples and dicts. Of the names that are
  * found, those with fewer parts come first, and among these the outermost frame's: `generator` of the main program,
  * rather than `model` of a function that it was passed to. */
+#include "torch/lines/lines.h"
 #include "torch/names/names.h"
 #include "torch/process/process.h"
 
@@ -169,60 +170,19 @@ static void look_at_variable(struct search *search, PyObject *name, PyObject *va
 
 /* ---- frames ---- */
 
-#if PY_VERSION_HEX >= 0x030c0000
-static void look_at_locals_named(struct search *search, PyFrameObject *frame, PyObject *names)
-{
-    for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
-        PyObject *value = PyFrame_GetVar(frame, PyTuple_GET_ITEM(names, i));
-        if (value)
-            look_at_variable(search, PyTuple_GET_ITEM(names, i), value);
-        Py_XDECREF(value);
-        mst_clear_error();
-    }
-    Py_XDECREF(names);
-}
-
+/* Python's own functions are not asked: from 3.12 on they describe a variable that has no value with repr(), which runs
+ * handlers of signals and collections that are due. */
 static void look_at_locals(struct search *search, PyFrameObject *frame, PyCodeObject *code)
 {
-    look_at_locals_named(search, frame, PyCode_GetVarnames(code));
-    look_at_locals_named(search, frame, PyCode_GetCellvars(code));
-    look_at_locals_named(search, frame, PyCode_GetFreevars(code));
-}
-#else
-/* Python 3.11 has no function that reads a frame's variable without making a dict of them all, and that dict would keep
- * them alive as long as the frame. So this reads the frame, whose layout is the same in all versions 3.11. */
-struct running_frame {
-    PyObject *function, *globals, *builtins, *locals;
-    PyCodeObject *code;
-    PyFrameObject *frame;
-    struct running_frame *previous;
-    void *instruction;
-    int stack_top;
-    bool is_entry;
-    char owner;
-    PyObject *variables[];
-};
-
-struct frame_object {
-    PyObject_HEAD
-    PyFrameObject *back;
-    struct running_frame *running;
-};
-
-static void look_at_locals(struct search *search, PyFrameObject *frame, PyCodeObject *code)
-{
-    const struct running_frame *running = ((struct frame_object *)frame)->running;
-    if (!running || running->code != code || running->frame != frame)
-        return;
-    for (int i = 0; i < code->co_nlocalsplus && i < PyTuple_GET_SIZE(code->co_localsplusnames); i++) {
-        PyObject *value = running->variables[i];
+    PyObject *const *variables = mst_frame_variables(frame);
+    for (int i = 0; variables && i < code->co_nlocalsplus && i < PyTuple_GET_SIZE(code->co_localsplusnames); i++) {
+        PyObject *value = variables[i];
         if (value && PyCell_Check(value))
             value = PyCell_GET(value);
         if (value)
             look_at_variable(search, PyTuple_GET_ITEM(code->co_localsplusnames, i), value);
     }
 }
-#endif
 
 static bool is_within(const char *name, const char *package)
 {

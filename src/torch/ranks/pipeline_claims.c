@@ -13,6 +13,7 @@
  * Nothing leads from a module to its stage. A stage calls its module in one function, whose frame is that of the caller
  * when the root call begins: the stage is its variable `self`, the arguments are in `args`. Only weak references to
  * stages are kept. */
+#include "torch/lines/lines.h"
 #include "torch/process/process.h"
 #include "torch/ranks/ranks.h"
 
@@ -151,17 +152,13 @@ static PyObject *find_calling_code(void)
 }
 
 /* A variable of a frame: a new reference, or NULL. */
-static PyObject *get_variable(PyFrameObject *frame, char *name)
+static PyObject *get_variable(PyFrameObject *frame, const PyCodeObject *code, const char *name)
 {
-#if PY_VERSION_HEX >= 0x030c0000
-    PyObject *value = PyFrame_GetVarString(frame, name);
-#else
-    PyObject *locals = PyFrame_GetLocals(frame);
-    PyObject *value = locals ? Py_XNewRef(PyDict_GetItemString(locals, name)) : NULL;
-    Py_XDECREF(locals);
-#endif
-    mst_clear_error();
-    return value;
+    PyObject *const *variables = mst_frame_variables(frame);
+    for (int i = 0; variables && i < code->co_nlocalsplus; i++)
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(code->co_localsplusnames, i), name) == 0)
+            return Py_XNewRef(variables[i]);
+    return NULL;
 }
 
 /* The stage that makes the call that begins now, and the call's arguments: new references, or NULL. */
@@ -173,8 +170,8 @@ static PyObject *find_stage(PyObject *code, PyObject **arguments)
     Py_XINCREF(frame);
     for (int i = 0; frame && !stage && i < MOST_FRAMES; i++) {
         PyCodeObject *of_frame = PyFrame_GetCode(frame);
-        if ((PyObject *)of_frame == code && (stage = get_variable(frame, "self")))
-            *arguments = get_variable(frame, "args");
+        if ((PyObject *)of_frame == code && (stage = get_variable(frame, of_frame, "self")))
+            *arguments = get_variable(frame, of_frame, "args");
         Py_DECREF(of_frame);
         PyFrameObject *back = PyFrame_GetBack(frame);
         Py_DECREF(frame);

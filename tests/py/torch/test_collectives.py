@@ -30,6 +30,13 @@ KINDS = {
     "all_reduce": "all_reduce",
 }
 
+
+def fake_backend():
+    """torch's backend whose collectives do nothing, as rank 0 of 2."""
+    kind = torch._C._distributed_c10d.FakeProcessGroup
+    return getattr(kind, "_create_internal", kind)(0, 2)
+
+
 FAKE = """
 import json, sys, torch, torch.distributed as dist, modscope
 import torch.distributed._functional_collectives as functional
@@ -327,7 +334,7 @@ def test_the_functions_of_a_backend_are_replaced_and_restored(library, name, ver
 
 def test_a_backend_s_collectives_are_seen_as_they_are_launched():
     _collectives.prepare()
-    backend = torch._C._distributed_c10d.FakeProcessGroup._create_internal(0, 2)
+    backend = fake_backend()
     assert _collectives.verify(backend)
     seen = _native.last_collective()[0]
     backend.allreduce([torch.ones(2)])
@@ -335,7 +342,7 @@ def test_a_backend_s_collectives_are_seen_as_they_are_launched():
 
 
 def test_verifying_collectives_adds_nothing_to_the_figures_of_a_tracker():
-    backend = torch._C._distributed_c10d.FakeProcessGroup._create_internal(0, 2)
+    backend = fake_backend()
     with modscope.MemTracker() as tracker:
         kept = torch.ones(2)
         before = tracker.peak

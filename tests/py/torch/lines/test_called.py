@@ -20,7 +20,7 @@ from typing import Any
 
 import modscope
 import pytest
-from helpers import INTERCEPTION
+from helpers import INTERCEPTION, UNDER_ASAN
 from modscope import _capture, _native
 from modscope._read import lines as _lines_read
 from modscope._trackers import mem_tracker
@@ -228,6 +228,7 @@ def test_what_made_a_block_is_known_without_its_source(traced):
     assert found == list(_ROWS.items())
 
 
+@pytest.mark.skipif(UNDER_ASAN, reason="ASan does not use the memory again")
 def test_code_at_addresses_that_were_used_before():
     """Functions that differ in one name only, and are freed a few or many at a time."""
     pick = random.Random(0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import modscope
 import pytest
-from helpers import INTERCEPTION
+from helpers import INTERCEPTION, UNDER_ASAN
 from line_helpers import Prober
 from modscope import _native
 from modscope._trackers import mem_tracker
@@ -140,6 +140,7 @@ def test_names_that_are_not_ascii(probe):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(UNDER_ASAN, reason="ASan does not use the memory again")
 def test_thousands_of_functions_that_are_freed(probe):
     """Their code objects use the same addresses again, with other names, files and lines."""
     addresses, probe.limit = set(), 3
