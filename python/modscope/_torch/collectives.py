@@ -47,6 +47,13 @@ def name_of_group(group: Any) -> str:
     return title if title and title != "undefined" else f"group {group.group_name}"
 
 
+def _name_of_backend(group: Any, backend: Any) -> str:
+    try:
+        return str(backend.name())
+    except RuntimeError:  # the fake one of torch 2.8 does not know its own
+        return str(torch.distributed.get_backend(group))
+
+
 def name_groups() -> None:
     """Tell C what the groups are that exist now. C calls this when it has seen one that it does not know."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
@@ -58,7 +65,7 @@ def name_groups() -> None:
                 _native.name_collective_group(
                     _native.backend_key(backend),
                     name_of_group(group),
-                    str(backend.name()),
+                    _name_of_backend(group, backend),
                     describe_ranks(ranks),
                     len(ranks),
                 )
