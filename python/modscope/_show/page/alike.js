@@ -1,4 +1,5 @@
-/* alike.js - like layers as one: modules in the same place whose names are numbers and which hold the same, as the terminal
+/* alike.js - like layers as one: modules in the same place whose names are numbers and which hold the same, as the
+   terminal
  * has them. Tree, treemap, blocks and the difference of captures use it while `together` is on. */
 
 /* [0, 1, 2, 5] as "0-2, 5" */
@@ -17,7 +18,8 @@ function mergeNumbers(fqn) {
   return fqn.replace(/(^|\.)\d{1,9}(?=\.|$)/g, "$1*");
 }
 
-/* Which modules of a moment are alike. A *unit* is {module, members, key}: the members are several modules that are alike,
+/* Which modules of a moment are alike. A *unit* is {module, members, key}: the members are several modules that are
+   alike,
  * of which `module` is the first, or null; the key names the unit: GPT.h.{1-9}. */
 class Alike {
   constructor() {
@@ -40,7 +42,8 @@ class Alike {
     const numbers = new Map(), shapes = new Uint32Array(name.length);
     for (let module = name.length - 1; module >= 0; module--) {
       if (!subtreeTotal[module]) continue;
-      const inside = children[module].filter((child) => subtreeTotal[child] > 0).map((child) => `${name[child]}=${shapes[child]}`).sort();
+      const inside = children[module].filter((child) => subtreeTotal[child] > 0).map((child) =>
+        `${name[child]}=${shapes[child]}`).sort();
       const text = `${own.subarray(module * COUNT, (module + 1) * COUNT).join()};${inside.join()}`;
       if (!numbers.has(text)) numbers.set(text, numbers.size);
       shapes[module] = numbers.get(text);
@@ -72,7 +75,8 @@ class Alike {
   reveal(module) {
     const { parent, children, roots } = this.modules;
     for (let at = module; at >= 0; at = parent[at]) {
-      const siblings = (parent[at] < 0 ? roots : children[parent[at]]).filter((each) => this.held.subtreeTotal[each] > 0);
+      const siblings = (parent[at] < 0 ? roots : children[parent[at]]).filter((each) =>
+        this.held.subtreeTotal[each] > 0);
       const unit = this.unitsOf(parent[at], siblings).find(({ members }) => members?.includes(at));
       if (unit) this.unfolded.add(unit.key);
     }

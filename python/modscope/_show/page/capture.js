@@ -1,4 +1,5 @@
-/* capture.js - one capture of the page: its metadata, and its pack in typed arrays. The columns of a pack are described in
+/* capture.js - one capture of the page: its metadata, and its pack in typed arrays. The columns of a pack are
+   described in
  * include/modscope_capture.h. */
 
 /* How many varints lie in bytes[from..to). */
@@ -135,7 +136,8 @@ class Capture {
   }
 
   readAttributes(attributes) {
-    for (const name of ["templateCategory", "templateOutside", "templatePhase", "templateKind"]) this[name] = new Uint8Array(attributes.length);
+    for (const name of ["templateCategory", "templateOutside", "templatePhase", "templateKind"])
+      this[name] = new Uint8Array(attributes.length);
     for (let i = 0; i < attributes.length; i++) {
       this.templateCategory[i] = attributes[i] & 7;
       this.templateOutside[i] = (attributes[i] >> 3) & 1;
@@ -187,7 +189,8 @@ class Capture {
   /* Whether events up to this tick were lost or damaged, so that figures are "at least". */
   isLowerBound(tick) {
     const { is_lower_bound_at_first, lost_at_end } = this.metadata;
-    return is_lower_bound_at_first || (this.jumpTicks.length > 1 && tick >= this.jumpTicks[1]) || (lost_at_end && tick >= this.ticks - 1);
+    return is_lower_bound_at_first || (this.jumpTicks.length > 1 && tick >= this.jumpTicks[1])
+      || (lost_at_end && tick >= this.ticks - 1);
   }
 
   /* ---- the state at a tick ---- */
@@ -234,7 +237,8 @@ class Capture {
     if (!this.hasKinds) return bytes;
     this.eachHeld(tick, device, (lifetime) => {
       const template = this.template[lifetime], kind = KINDS[this.templateKind[template]];
-      if (kind && (module < 0 || this.modules.templateModule[template] === module)) bytes[kind[0]] = (bytes[kind[0]] ?? 0) + this.templateBytes[template];
+      if (kind && (module < 0 || this.modules.templateModule[template] === module))
+        bytes[kind[0]] = (bytes[kind[0]] ?? 0) + this.templateBytes[template];
     });
     return bytes;
   }
@@ -251,7 +255,8 @@ class Capture {
     return (this.keysBy[by] ??= new Keys(this, by));
   }
 
-  /* 1 for each template that belongs to a module's subtree, or to a group {by, key}; null if neither is given (-1, null). */
+  /* 1 for each template that belongs to a module's subtree, or to a group {by, key}; null if neither is given (-1,
+     null). */
   templateMask(module, group) {
     if (module >= 0) {
       const mask = this.modules.subtreeMask(module);
@@ -262,7 +267,8 @@ class Capture {
     return Uint8Array.from(templateKey, (key) => (key === wanted ? 1 : 0));
   }
 
-  /* The `most` largest blocks of a device, oldest first among equals. `mask` limits their templates, or is null. `together`:
+  /* The `most` largest blocks of a device, oldest first among equals. `mask` limits their templates, or is null.
+     `together`:
    * equal blocks of modules that differ only in numbers are one row. */
   largestBlocks(tick, device, most, mask, together = false) {
     const { template, templateBytes } = this;
@@ -288,26 +294,30 @@ class Capture {
     if (this.alikeTemplates) return this.alikeTemplates;
     const numbers = new Map(), patterns = this.modules.fqn.map(mergeNumbers);
     return (this.alikeTemplates = Uint32Array.from(this.templateBytes, (bytes, i) => {
-      const key = [bytes, this.templateCategory[i], this.templateKind[i], this.templatePhase[i], this.templateOutside[i], this.templateStack[i], patterns[this.modules.templateModule[i]]].join();
+      const key = [bytes, this.templateCategory[i], this.templateKind[i], this.templatePhase[i],
+        this.templateOutside[i], this.templateStack[i], patterns[this.modules.templateModule[i]]].join();
       if (!numbers.has(key)) numbers.set(key, numbers.size);
       return numbers.get(key);
     }));
   }
 
-  /* Rows of equal blocks, those with most bytes first: {lifetime, bytes (of each), allocation (of the first), count, lastStep,
+  /* Rows of equal blocks, those with most bytes first: {lifetime, bytes (of each), allocation (of the first), count,
+     lastStep,
    * modules}. */
   foldBlocks(lifetimes, most) {
     const alike = this.templateAlike, rows = new Map();
     for (const lifetime of lifetimes) {
       const template = this.template[lifetime], key = alike[template];
       const row = rows.get(key);
-      if (!row) rows.set(key, { lifetime, bytes: this.templateBytes[template], count: 1, last: lifetime, modules: new Set([template]) });
+      if (!row) rows.set(key,
+        { lifetime, bytes: this.templateBytes[template], count: 1, last: lifetime, modules: new Set([template]) });
       else row.count++, row.last = lifetime, row.modules.add(template);
     }
     const sorted = [...rows.values()].sort((a, b) => b.bytes * b.count - a.bytes * a.count || a.lifetime - b.lifetime);
     const shown = sorted.slice(0, most).map((row) => {
       const modules = new Set([...row.modules].map((template) => this.modules.templateModule[template]));
-      return { ...row, modules, allocation: this.allocationOf(row.lifetime), lastStep: this.allocationOf(row.last).step };
+      return { ...row, modules, allocation: this.allocationOf(row.lifetime),
+        lastStep: this.allocationOf(row.last).step };
     });
     return { rows: shown, count: sorted.length };
   }

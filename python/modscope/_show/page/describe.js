@@ -47,16 +47,19 @@ function describeOom(page) {
   const reserved = last.reserved || capture.reservedAt(tick, device);
   const count = capture.ooms.length;
   const position = when({ ...capture.positionAt(tick), phase: last.phase, module: last.module });
-  find("oom-text").replaceChildren(count > 1 ? `${count} allocations failed, the last one ` : "An allocation failed ", bdi(position), ".");
+  find("oom-text").replaceChildren(count > 1 ? `${count} allocations failed, the last one ` : "An allocation failed ",
+    bdi(position), ".");
   const rows = [
     [size(requested), `was requested on ${capture.metadata.devices[device]}.`],
     [atLeast(capture, tick, size(held)), "was allocated at that moment, by the modules and blocks below."],
   ];
   if (reserved)
-    rows.push([size(reserved), `was reserved by the allocator, ${size(Math.max(reserved - held, 0))} more than was allocated.`]);
+    rows.push([size(reserved),
+      `was reserved by the allocator, ${size(Math.max(reserved - held, 0))} more than was allocated.`]);
   if (capture.metadata.requested_by) rows.unshift(["requested by", bdi(capture.metadata.requested_by, "fqn")]);
   rows.push(...makeOomLines(page, last));
-  find("oom-figures").replaceChildren(...rows.flatMap(([figure, text]) => [make("dt", "", figure), make("dd", "", text)]));
+  find("oom-figures").replaceChildren(
+    ...rows.flatMap(([figure, text]) => [make("dt", "", figure), make("dd", "", text)]));
   Object.assign(find("oom").dataset, { requested, held, reserved, moment: capture.momentOf(tick) });
 }
 
@@ -85,7 +88,8 @@ function describeView(page) {
   describeRange(page);
   describeChange(page);
   for (const button of find("groupings").children) button.setAttribute("aria-checked", button.dataset.by === page.by);
-  for (const button of find("axes").children) button.setAttribute("aria-checked", button.dataset.axis === timeline.axis);
+  for (const button of find("axes").children)
+    button.setAttribute("aria-checked", button.dataset.axis === timeline.axis);
   for (const id of ["own-scale", "place-scale"]) find(id).setAttribute("aria-pressed", timeline.ownScale);
   Object.assign(document.body.dataset, { from, to, axis: timeline.axis, folded: timeline.isFolded });
 }
@@ -101,7 +105,8 @@ function describeRange({ timeline, capture }) {
     const running = phase === "idle" ? "between calls" : `${phase}${module === "Global" ? "" : ` of ${label(module)}`}`;
     return withStep ? `${step ? `step ${step}` : "before step 1"}, ${running}` : running;
   };
-  const begin = words(first, true), end = words(last, first.step !== last.step), isSame = words(first, true) === words(last, true);
+  const begin = words(first, true), end = words(last, first.step !== last.step),
+    isSame = words(first, true) === words(last, true);
   const length = duration((capture.time[ticks[1]] - capture.time[ticks[0]]) / 1e6);
   box.replaceChildren(`Shown: ${length}, `, bdi(begin), ...(isSame ? ["."] : [" to ", bdi(end), "."]));
 }
@@ -130,16 +135,20 @@ function describeMoment(page) {
   const atPeak = series.changeAt(tick) === series.peak ? " at its peak" : "";
   /* The true peak may be among the events that are missing. */
   const isLowerBound = capture.isLowerBound(tick) || (atPeak !== "" && capture.metadata.is_lower_bound);
-  const parts = [bdi(name), " held ", make("strong", "", `${isLowerBound ? "at least " : ""}${size(held.total)}`), `${atPeak} `, bdi(when(position))];
+  const parts = [bdi(name), " held ", make("strong", "", `${isLowerBound ? "at least " : ""}${size(held.total)}`),
+    `${atPeak} `, bdi(when(position))];
   if (reserved) parts.push(` (${size(reserved)} reserved)`);
   find("moment-title").replaceChildren(...parts);
   Object.assign(document.body.dataset, {
-    capture: page.index, device: name, moment: capture.momentOf(tick), tick, time: capture.time[tick], total: held.total,
+    capture: page.index, device: name, moment: capture.momentOf(tick), tick, time: capture.time[tick],
+      total: held.total,
     reserved, peak: series.peakTotal, peakMoment: capture.momentOf(series.peakTick), isLowerBound,
-    module: page.module < 0 ? "" : capture.modules.fqn[page.module], by: page.by, group: page.group ? `${page.group.by}:${page.group.key}` : "",
+    module: page.module < 0 ? "" : capture.modules.fqn[page.module], by: page.by, group: page.group
+      ? `${page.group.by}:${page.group.key}` : "",
   });
   describeSlider(capture, tick, `${name} held ${size(held.total)} ${when(position)}`);
-  for (const button of find("devices").children) button.setAttribute("aria-checked", Number(button.dataset.device) === device);
+  for (const button of find("devices").children)
+    button.setAttribute("aria-checked", Number(button.dataset.device) === device);
   describeLastChange(page, series);
   describeLegend(page, series);
   describeSelection(page);
@@ -174,7 +183,8 @@ function describeLastChange(page, series) {
 function describeChanges(capture, changes) {
   const { template, templateBytes, templateCategory, templateKind, templatePath, modules } = capture;
   const owner = (lifetime) => bdi(label(modules.fqn[modules.templateModule[template[lifetime]]]));
-  const category = (lifetime) => KINDS[templateKind[template[lifetime]]]?.[0] ?? CATEGORIES[templateCategory[template[lifetime]]];
+  const category = (lifetime) => KINDS[templateKind[template[lifetime]]]?.[0]
+    ?? CATEGORIES[templateCategory[template[lifetime]]];
   const bytes = (lifetime) => size(templateBytes[template[lifetime]]);
   const previous = (lifetime) => lifetime - (capture.previous.get(lifetime) ?? 0);
   const continued = new Set(changes.filter((change) => change >= 0 && previous(change) !== change).map(previous));
@@ -238,8 +248,10 @@ function boxTooltip(page, { module, group, bytes, fold, blocks }) {
   const { held } = page, { grouping } = page.timeline;
   const parts = [make("div", "total", bdi(label(page.treemap.nameOf(module, fold))))];
   if (blocks) parts.push(make("div", "", counted(blocks, "block")));
-  if (group >= 0) parts.push(make("div", "", make("span", "category", grouping.swatch(group), bdi(grouping.label(group)), ` ${size(bytes)}`)));
-  if (group >= 0 && grouping.by === "category") parts.push(...makeKinds(group, page.capture.kindsAt(page.tick, page.device, module)));
+  if (group >= 0) parts.push(
+    make("div", "", make("span", "category", grouping.swatch(group), bdi(grouping.label(group)), ` ${size(bytes)}`)));
+  if (group >= 0 && grouping.by === "category")
+    parts.push(...makeKinds(group, page.capture.kindsAt(page.tick, page.device, module)));
   const times = fold?.times ?? 1, subtree = held.subtreeTotal[module] * times, own = held.ownTotal[module] * times;
   const each = fold ? ` in ${fold.times} modules that are alike` : "";
   parts.push(make("div", "", `Subtree: ${size(subtree)}${each}, ${percent(subtree, held.total)} of the device`));

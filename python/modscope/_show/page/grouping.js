@@ -1,7 +1,8 @@
 /* grouping.js - what the areas of the timeline and of the treemap stand for: categories, or the modules, operators or
  * lines that hold most.
  *
- * A *key* names a module, an operator or a line; every template has one. Modules that differ only in the numbers of their
+ * A *key* names a module, an operator or a line; every template has one. Modules that differ only in the numbers of
+ * their
  * layers share a key ("GPT.h.*.mlp"). A *group* is a number: an area with a colour of its own. The keys that hold most
  * have one each, and "others" have the last one. */
 
@@ -33,10 +34,12 @@ class Keys {
     const { modules, stacks, templateStack } = capture;
     const patterns = modules.fqn.map(mergeNumbers);
     const uses = new Map();
-    for (const module of new Set(modules.templateModule)) uses.set(patterns[module], (uses.get(patterns[module]) ?? 0) + 1);
+    for (const module of new Set(modules.templateModule))
+      uses.set(patterns[module], (uses.get(patterns[module]) ?? 0) + 1);
     const place = (template) => stacks.place(templateStack[template]);
     return {
-      category: (template) => [CATEGORIES[capture.templateCategory[template]], CATEGORIES[capture.templateCategory[template]]],
+      category: (template) =>
+        [CATEGORIES[capture.templateCategory[template]], CATEGORIES[capture.templateCategory[template]]],
       module: (template) => {
         const module = modules.templateModule[template];
         const text = uses.get(patterns[module]) > 1 ? patterns[module] : modules.fqn[module];
@@ -53,7 +56,8 @@ class Keys {
   /* The numbers of the keys that hold most at a tick. `mask` limits the templates, or is null. */
   largestAt(capture, tick, device, mask) {
     const sums = this.sumsAt(capture, tick, device, mask);
-    return [...sums.keys()].filter((key) => sums[key] > 0).sort((a, b) => sums[b] - sums[a] || a - b).slice(0, LARGEST_GROUPS);
+    return [...sums.keys()].filter((key) => sums[key] > 0).sort((a, b) => sums[b] - sums[a] || a - b).slice(0,
+      LARGEST_GROUPS);
   }
 
   sumsAt(capture, tick, device, mask) {
@@ -159,7 +163,8 @@ function groupingsOf(capture) {
  * selected, of that; but the lines' colours do not change when one of them is selected. */
 function groupingFor(page, before) {
   const { capture, device, by, timeline } = page;
-  if (by === "category") return before?.by === by && before.capture === capture ? before : Object.assign(new CategoryGrouping(capture), { capture });
+  if (by === "category") return before?.by === by && before.capture === capture ? before
+    : Object.assign(new CategoryGrouping(capture), { capture });
   const group = page.group?.by === by ? null : page.group;
   const series = capture.series(device, page.module, group);
   const { from, to } = timeline.range();
@@ -167,7 +172,8 @@ function groupingFor(page, before) {
   const keys = capture.keys(by);
   const largest = keys.largestAt(capture, series.tick[peak], device, capture.templateMask(page.module, group));
   const isSame = before?.keys === keys;
-  if (isSame && largest.every((key) => before.chosen.includes(key)) && before.chosen.every((key) => key < 0 || largest.includes(key))) return before;
+  if (isSame && largest.every((key) => before.chosen.includes(key))
+    && before.chosen.every((key) => key < 0 || largest.includes(key))) return before;
   return new KeyGrouping(keys, assignGroups(largest, isSame ? before.chosen : new Array(LARGEST_GROUPS).fill(-1)));
 }
 

@@ -8,7 +8,8 @@ function handleTimeline(page) {
   const { timeline } = page;
   const pointers = new Map(); /* the x of each pressed pointer, by its id */
   let pressed = null, isDragging = false;
-  const xOf = (event) => event.clientX - box.getBoundingClientRect().left, yOf = (event) => event.clientY - box.getBoundingClientRect().top;
+  const xOf = (event) => event.clientX - box.getBoundingClientRect().left, yOf = (event) =>
+    event.clientY - box.getBoundingClientRect().top;
 
   box.addEventListener("wheel", (event) => handleWheel(page, event, xOf(event)), { passive: false });
   box.addEventListener("pointerdown", (event) => {
@@ -22,7 +23,8 @@ function handleTimeline(page) {
     const x = xOf(event);
     if (pointers.has(event.pointerId)) {
       if (pointers.size === 2) pinch(page, pointers, event.pointerId, x);
-      else if (isDragging || Math.abs(x - pressed.x) > DRAG) pans(event) ? drag(page, pressed, x) : page.markRange(pressed.x, x);
+      else if (isDragging || Math.abs(x - pressed.x) > DRAG) pans(event) ? drag(page, pressed, x)
+        : page.markRange(pressed.x, x);
       isDragging ||= Math.abs(x - pressed.x) > DRAG;
       pointers.set(event.pointerId, x);
       box.classList.toggle("dragging", isDragging);
@@ -180,9 +182,11 @@ function handleKeys(page) {
     if (event.ctrlKey || event.metaKey || event.altKey || find("help").open) return;
     const focused = document.activeElement;
     if (focused?.matches("input:not([type=radio]), select, textarea")) return;
-    const inTree = find("rows").contains(focused), inTimeline = focused === document.body || focused === find("timeline");
+    const inTree = find("rows").contains(focused), inTimeline = focused === document.body
+      || focused === find("timeline");
     const inFlame = focused === find("flame-box");
-    const isHandled = (inFlame && page.flame.handleKey(event)) || (inTree && page.tree.handleKey(event)) || (inTimeline && handleTimelineKey(page, event)) || handlePageKey(page, event);
+    const isHandled = (inFlame && page.flame.handleKey(event)) || (inTree && page.tree.handleKey(event))
+      || (inTimeline && handleTimelineKey(page, event)) || handlePageKey(page, event);
     if (isHandled) event.preventDefault();
   });
   const search = find("search");

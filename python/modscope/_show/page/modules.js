@@ -66,19 +66,22 @@ class Modules {
     };
     capture.eachHeld(tick, device, (lifetime) => {
       const template = capture.template[lifetime];
-      held.own[templateModule[template] * COUNT + capture.templateCategory[template]] += capture.templateBytes[template];
+      held.own[templateModule[template] * COUNT
+        + capture.templateCategory[template]] += capture.templateBytes[template];
     });
     for (let module = count - 1; module >= 0; module--) this.addToParent(held, module);
     return held;
   }
 
-  /* What a module owns itself, block by block, the largest first: {group, bytes, blocks}. Those after the first few hundred
+  /* What a module owns itself, block by block, the largest first: {group, bytes, blocks}. Those after the first few
+     hundred
    * are one for each group; `blocks` says how many. */
   blocksAt(tick, device, grouping, module) {
     const { capture, templateModule } = this, found = [];
     capture.eachHeld(tick, device, (lifetime) => {
       const template = capture.template[lifetime];
-      if (templateModule[template] === module) found.push({ group: grouping.templateGroup[template], bytes: capture.templateBytes[template], blocks: 1 });
+      if (templateModule[template] === module)
+        found.push({ group: grouping.templateGroup[template], bytes: capture.templateBytes[template], blocks: 1 });
     });
     found.sort((a, b) => b.bytes - a.bytes);
     const rest = new Map();
@@ -89,7 +92,8 @@ class Modules {
     return [...found, ...rest.values()];
   }
 
-  /* What the treemap draws: the bytes of each module by group, own and subtree; and of these what is selected: the own ones
+  /* What the treemap draws: the bytes of each module by group, own and subtree; and of these what is selected: the own
+     ones
    * by group, and the subtree's total. `mask` says which templates are selected; null: all. */
   partsAt(tick, device, grouping, mask) {
     const { capture, templateModule } = this;

@@ -4,19 +4,26 @@
  *   window.modscopeReady      milliseconds from the page's beginning until everything is drawn; undefined before
  *   window.modscopeError      the error that stopped the page, if there is one
  *   window.modscope           the page: selectTick(tick), selectMoment(moment), selectModule(module),
- *                             selectModuleByName(fqn), selectGroup({by, key}), setGrouping(by), capture, timeline.drawnAt(x),
- *                             timeline.groupAt(x, y), timeline.grouping, timeline.range(), timeline.labels, timeline.marks
- *   document.body.dataset     capture (its number), device (its name), moment, tick, time (microseconds), total (bytes of the
- *                             device at that moment), reserved, peak (the highest total of the device), peakMoment, module
+ *                             selectModuleByName(fqn), selectGroup({by, key}), setGrouping(by), capture,
+ * timeline.drawnAt(x),
+ *                             timeline.groupAt(x, y), timeline.grouping, timeline.range(), timeline.labels,
+ * timeline.marks
+ *   document.body.dataset     capture (its number), device (its name), moment, tick, time (microseconds), total (bytes
+ * of the
+ *                             device at that moment), reserved, peak (the highest total of the device), peakMoment,
+ * module
  *                             (the selected fqn, or ""), from and to (the range), axis, folded ("true" while what comes
- *                             before the first step is folded), isLowerBound ("true" where figures are "at least"), by (the
+ *                             before the first step is folded), isLowerBound ("true" where figures are "at least"), by
+ * (the
  *                             grouping), group ("line:KEY", or "")
  *   #before                   data-total, data-moment: those before the last change of memory
  *   #legend li                data-bytes, and data-category or data-group (the key, or "others")
  *   #rows .row                data-fqn, data-own, data-subtree (bytes), data-own-by, data-subtree-by (JSON by category)
- *   #blocks tbody tr          data-bytes, data-category, data-fqn, data-phase, data-step, data-age, data-outside; if lines
+ *   #blocks tbody tr          data-bytes, data-category, data-fqn, data-phase, data-step, data-age, data-outside; if
+ * lines
  *                             are known, data-file, data-line, data-function, data-operator
- *   #survivors tbody tr       data-bytes, data-category, data-fqn, data-device; data-file, data-line, data-function if known
+ *   #survivors tbody tr       data-bytes, data-category, data-fqn, data-device; data-file, data-line, data-function if
+ * known
  *   #place                    data-by, data-key, data-bytes, data-count: the selected group
  *   #place-owners tbody tr    data-bytes, data-category, data-fqn
  *   #place-made-rows tbody tr data-key, data-bytes: the lines that made it
@@ -30,7 +37,8 @@
  *   document.body.dataset     change: the chosen one's key
  *   #collectives              data-count, data-drawn (in the range that is shown), data-kinds
  *   #treemap                  data-boxes: how many boxes are drawn
- *   #flame-box                data-boxes, data-order, data-bytes (of what fills the width), data-root (its path, or ""),
+ *   #flame-box                data-boxes, data-order, data-bytes (of what fills the width), data-root (its path, or
+ * ""),
  *                             data-current (that the keys have reached), data-found (bytes that match, or "")
  *   flame                     tree, held, boxes: what is drawn of it
  * The address: #capture=0&device=cpu&moment=123&module=GPT.h.0&by=line&group=operator:torch.relu&change=fit-0
@@ -60,14 +68,16 @@ class Page {
     this.treemap = new Treemap(find("treemap"));
     this.flame = new Flame(find("flame-box"), this);
     this.change = null; /* the chosen one of listChanges, or null */
-    this.plans = new PlanPlot(find("plan-plot"), (index) => this.setChange(findChange(this.capture.metadata, `plan-${index}`)));
+    this.plans = new PlanPlot(find("plan-plot"), (index) =>
+      this.setChange(findChange(this.capture.metadata, `plan-${index}`)));
     this.alike = new Alike();
     this.tree = new Tree(find("rows"), this.alike, (module) => this.selectModule(module));
     this.tree.changed = () => this.drawTreemap();
   }
 
   async load(index) {
-    if (!this.captures.has(index)) this.captures.set(index, new Capture(await inflate(this.sources[index].textContent)));
+    if (!this.captures.has(index))
+      this.captures.set(index, new Capture(await inflate(this.sources[index].textContent)));
     return this.captures.get(index);
   }
 
@@ -396,7 +406,8 @@ class Page {
     const [, from, to] = text("range")?.match(/^(\d{1,16})-(\d{1,16})$/) ?? [];
     const range = Number(from) < Number(to) ? [Number(from), Number(to)] : text("range");
     await this.show(index, {
-      device: text("device"), module: text("module"), moment: number("moment", 2 ** 53), change: text("change"), by: text("by"), group: { by, key },
+      device: text("device"), module: text("module"), moment: number("moment", 2 ** 53), change: text("change"),
+        by: text("by"), group: { by, key },
       axis: text("axis"), range: range === "all" || Array.isArray(range) ? range : undefined, flame: text("flame"),
     });
   }
@@ -421,7 +432,8 @@ class Page {
       return capture.metadata.used.includes(same) ? same : capture.metadata.main;
     };
     const title = (id) => bdi(find(id).selectedOptions[0].text);
-    find("changes-title").replaceChildren("Difference at the peak, from ", title("changes-a"), " to ", title("changes-b"));
+    find("changes-title").replaceChildren("Difference at the peak, from ", title("changes-a"), " to ",
+      title("changes-b"));
     const rows = changesBetween(ownAtPeak(a, a.metadata.main), ownAtPeak(b, deviceOf(b)));
     fillChanges(this.alike.together ? foldChanges(rows) : rows, showAll, (fqn) => this.selectModuleByName(fqn));
   }
@@ -436,12 +448,14 @@ class Page {
     handleKeys(this);
     this.listenButtons();
     find("rows").addEventListener("click", (event) => this.tree.handleClick(event));
-    for (const title of document.querySelectorAll("[data-sort]")) title.addEventListener("click", () => this.sortBy(title));
+    for (const title of document.querySelectorAll("[data-sort]"))
+      title.addEventListener("click", () => this.sortBy(title));
     this.sortBy(document.querySelector('[data-sort="subtree"]'), true);
     new ResizeObserver(() => this.redraw("all")).observe(find("timeline"));
     new ResizeObserver(() => this.redraw("module")).observe(find("treemap-box"));
     new ResizeObserver(() => this.redraw()).observe(find("plan-plot"));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.setTheme(document.documentElement.dataset.theme));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+      this.setTheme(document.documentElement.dataset.theme));
     addEventListener("hashchange", () => location.hash !== this.address && this.followAddress());
     let before;
     addEventListener("beforeprint", () => {
@@ -470,7 +484,8 @@ class Page {
       this.timeline.ownScale = !this.timeline.ownScale;
       this.redraw();
     });
-    for (const button of find("groupings").children) button.addEventListener("click", () => this.setGrouping(button.dataset.by));
+    for (const button of find("groupings").children)
+      button.addEventListener("click", () => this.setGrouping(button.dataset.by));
     for (const [id, isExpanded] of [["open-all", true], ["close-all", false]]) on(id, () => {
       this.tree.setAllExpanded(isExpanded);
       this.setTogether(!isExpanded);
@@ -480,7 +495,8 @@ class Page {
     on("blocks-more", () => { this.blocks *= 5; this.showBlocks(); });
     on("changes-more", () => this.compareModules(true));
     on("captures", (event) => this.switchTo(Number(event.target.value)), "change");
-    for (const button of find("axes").children) button.addEventListener("click", () => this.setAxis(button.dataset.axis));
+    for (const button of find("axes").children)
+      button.addEventListener("click", () => this.setAxis(button.dataset.axis));
     const select = find("captures");
     find("captures-label").hidden = this.sources.length < 2;
     select.replaceChildren(...this.sources.map((source, i) => new Option(source.dataset.title, i)));
@@ -495,7 +511,8 @@ class Page {
   /* Sorts by a column; a second click on its title reverses the order. */
   sortBy(title, keepDirection = false) {
     const column = title.dataset.sort;
-    if (!keepDirection) this.tree.isDescending = this.tree.sort === column ? !this.tree.isDescending : column !== "name";
+    if (!keepDirection) this.tree.isDescending = this.tree.sort === column ? !this.tree.isDescending
+      : column !== "name";
     this.tree.sort = column;
     for (const other of document.querySelectorAll("[data-sort]")) other.removeAttribute("aria-sort");
     title.setAttribute("aria-sort", this.tree.isDescending ? "descending" : "ascending");

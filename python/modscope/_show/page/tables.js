@@ -10,7 +10,8 @@ function addCell(row, inside, className = "") {
 
 /* `kind`: a number in KINDS; 0: none. */
 function addCategoryCell(row, category, isOutside, kind = 0) {
-  addCell(row, make("span", "category", swatch(category), KINDS[kind]?.[0] ?? CATEGORIES[category], isOutside ? " *" : ""));
+  addCell(row, make("span", "category", swatch(category), KINDS[kind]?.[0] ?? CATEGORIES[category], isOutside ? " *"
+    : ""));
 }
 
 /* A module's name; a click on it calls select(fqn). */
@@ -24,7 +25,8 @@ function addModuleCell(row, fqn, select) {
 /* Shows the `most` largest blocks of the page's tick: all, or those of the selected module or group. */
 function fillBlocks(page, most) {
   const { capture, tick } = page;
-  const { rows, count } = capture.largestBlocks(tick, page.device, most, capture.templateMask(page.module, page.group), page.alike.together);
+  const { rows, count } =
+    capture.largestBlocks(tick, page.device, most, capture.templateMask(page.module, page.group), page.alike.together);
   const now = capture.time[tick] / 1e6;
   for (const title of find("blocks").querySelectorAll("th.of-line")) title.hidden = !capture.stacks.areKnown;
   find("blocks").tBodies[0].replaceChildren(...rows.map((block) => makeBlockRow(page, block, now)));
@@ -38,7 +40,8 @@ function fillBlocks(page, most) {
 function makeBlockRow(page, { lifetime, bytes, allocation, count = 1, lastStep = allocation.step, modules }, now) {
   const { capture } = page;
   const template = capture.template[lifetime];
-  const category = capture.templateCategory[template], isOutside = capture.templateOutside[template], kind = capture.templateKind[template];
+  const category = capture.templateCategory[template], isOutside = capture.templateOutside[template],
+    kind = capture.templateKind[template];
   const fqn = capture.modules.fqn[capture.modules.templateModule[template]];
   const row = make("tr");
   Object.assign(row.dataset, {
@@ -49,7 +52,8 @@ function makeBlockRow(page, { lifetime, bytes, allocation, count = 1, lastStep =
   addCategoryCell(row, category, isOutside, kind);
   if (kind) row.dataset.kind = KINDS[kind][0];
   const name = modules?.size > 1 ? mergeNumbers(fqn) : fqn;
-  addModuleCell(row, name, () => (name === fqn ? page.selectModuleByName(fqn) : page.selectGroup({ by: "module", key: name })));
+  addModuleCell(row, name, () =>
+    (name === fqn ? page.selectModuleByName(fqn) : page.selectGroup({ by: "module", key: name })));
   if (capture.stacks.areKnown) addPlaceCells(page, row, capture.stacks.place(capture.templateStack[template]));
   addCell(row, row.dataset.phase);
   addCell(row, lastStep > allocation.step ? `${allocation.step}-${lastStep}` : String(allocation.step), "figure");
@@ -68,11 +72,13 @@ function lineText(text) {
 
 /* The line and the operator that made a block. A click on the row selects the line. */
 function addPlaceCells(page, row, place) {
-  Object.assign(row.dataset, { file: place.file ?? "", line: place.line ?? "", function: place.function ?? "", operator: place.operator ?? "" });
+  Object.assign(row.dataset,
+    { file: place.file ?? "", line: place.line ?? "", function: place.function ?? "", operator: place.operator ?? "" });
   const line = makeButton("link", lineText(clean(place.short || place.describe())));
   line.title = clean(place.describe());
   line.addEventListener("click", (event) => page.selectGroup({ by: "line", key: place.key }, event.detail === 0));
-  row.addEventListener("click", (event) => event.target.closest("button") || page.selectGroup({ by: "line", key: place.key }));
+  row.addEventListener("click", (event) => event.target.closest("button")
+    || page.selectGroup({ by: "line", key: place.key }));
   addCell(row, line, "line");
   addCell(row, bdi(clean(place.operator ?? "")), "operator");
 }
@@ -101,7 +107,8 @@ function fillSurvivors(capture, select, selectLine) {
   const severalDevices = new Set(leaks.groups.map((group) => group.device)).size > 1;
   table.tBodies[0].replaceChildren(...leaks.groups.map((group) => {
     const row = make("tr");
-    Object.assign(row.dataset, { bytes: group.bytes, category: group.category, fqn: group.module, device: group.device });
+    Object.assign(row.dataset,
+      { bytes: group.bytes, category: group.category, fqn: group.module, device: group.device });
     addCell(row, size(group.bytes), "figure");
     addCategoryCell(row, CATEGORIES.indexOf(group.category), false);
     addModuleCell(row, group.module, select);
@@ -167,9 +174,12 @@ function changesBetween(a, b) {
 function foldChanges(rows) {
   const folded = new Map();
   for (const row of rows) {
-    const name = mergeNumbers(row.fqn), key = `${row.category} ${row.before} ${row.after} ${name}`, same = folded.get(key);
+    const name = mergeNumbers(row.fqn), key = `${row.category} ${row.before} ${row.after} ${name}`,
+      same = folded.get(key);
     if (!same) folded.set(key, { ...row, first: row.fqn, count: 1 });
-    else Object.assign(same, { fqn: name, count: same.count + 1, before: same.before + row.before, after: same.after + row.after, change: same.change + row.change });
+    else Object.assign(same,
+      { fqn: name, count: same.count + 1, before: same.before + row.before, after: same.after + row.after,
+      change: same.change + row.change });
   }
   return [...folded.values()].sort((x, y) => Math.abs(y.change) - Math.abs(x.change) || compareNames(x.fqn, y.fqn));
 }
@@ -180,7 +190,8 @@ function fillChanges(rows, showAll, select) {
   find("changes").tBodies[0].replaceChildren(...shown.map((each) => {
     const row = make("tr");
     const direction = each.change > 0 ? "more" : "less";
-    Object.assign(row.dataset, { fqn: each.fqn, category: CATEGORIES[each.category], a: each.before, b: each.after, change: each.change });
+    Object.assign(row.dataset,
+      { fqn: each.fqn, category: CATEGORIES[each.category], a: each.before, b: each.after, change: each.change });
     addCell(row, change(each.change), `figure ${direction}`);
     const bar = make("span", `difference ${direction}`, make("i"));
     bar.style.setProperty("--length", Math.abs(each.change) / most);

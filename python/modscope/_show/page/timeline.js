@@ -1,7 +1,8 @@
 /* timeline.js - bytes over time, stacked by category or by other groups. input.js handles the pointer.
  *
  *   labels   the texts that are drawn, with their rectangles
- *   marks    what is marked, with its bytes and pixels: the peak, failed allocations, the selected and the hovered tick, the peak
+ *   marks    what is marked, with its bytes and pixels: the peak, failed allocations, the selected and the hovered
+ * tick, the peak
  *            of a change */
 
 const FOLD_WIDTH = 24; /* width of the band that stands for the folded part, in pixels */
@@ -88,9 +89,11 @@ class Timeline extends Plot {
     const width = this.texts.width(text, this.font), { begin, end } = this.mostReservedPart(most);
     const within = (x) => Math.min(Math.max(x, this.left + 6), this.right - 6 - width);
     const ends = isAbovePlot ? [this.left + 6, this.right - 6 - width] : [within(end - 6 - width), within(begin + 6)];
-    const heights = isAbovePlot ? [MARGIN.top + LINE / 2, MARGIN.top + 1.5 * LINE] : [this.y(most) - 9, this.y(most) + 10];
+    const heights = isAbovePlot ? [MARGIN.top + LINE / 2, MARGIN.top + 1.5 * LINE]
+      : [this.y(most) - 9, this.y(most) + 10];
     const candidates = heights.flatMap((y) => ends.map((x) => ({ x, y })));
-    this.texts.place("reserved", text, candidates, { ...this.textStyle(this.theme.ink), background: this.theme.paper }, this.plotBounds());
+    this.texts.place("reserved", text, candidates, { ...this.textStyle(this.theme.ink), background: this.theme.paper },
+      this.plotBounds());
   }
 
   /* The last part of the range in which so much was reserved, in pixels. */
@@ -165,7 +168,8 @@ class Timeline extends Plot {
     const every = decimalStep(Math.max(64 / spacing, 1));
     const bounds = { left: 0, right: this.right + MARGIN.right, top: 0, bottom: MARGIN.top };
     const open = this.capture.stepAt(this.tickAt(from)), text = `step ${open}`;
-    const isOpen = open && this.isZoomed() && (!steps.length || steps[0][0] > this.left + this.texts.width(text, this.font) + 12);
+    const isOpen = open && this.isZoomed()
+      && (!steps.length || steps[0][0] > this.left + this.texts.width(text, this.font) + 12);
     if (isOpen) this.texts.place("step", text, [{ x: this.left + 4, y: 9 }], this.textStyle(), bounds);
     for (const [x, number] of steps) {
       const isNamed = (number % every === 0 || every === 1) &&
@@ -193,7 +197,8 @@ class Timeline extends Plot {
   drawGaps(context) {
     for (const style of [this.theme.paper, this.theme.pattern(context, this.theme.hatch)]) {
       context.fillStyle = style;
-      for (const { begin, end } of this.gaps()) context.fillRect(begin, MARGIN.top, end - begin, this.bottom - MARGIN.top);
+      for (const { begin, end } of this.gaps())
+        context.fillRect(begin, MARGIN.top, end - begin, this.bottom - MARGIN.top);
     }
   }
 
@@ -201,7 +206,8 @@ class Timeline extends Plot {
     const style = { ...this.textStyle(this.theme.ink), background: this.theme.paper };
     const width = this.texts.width("lost", this.font);
     for (const { begin, end } of this.gaps()) {
-      const candidates = [38, 38 + LINE, 38 + 2 * LINE].map((y) => ({ x: (begin + end - width) / 2, y: MARGIN.top + y }));
+      const candidates = [38, 38 + LINE, 38 + 2 * LINE].map((y) =>
+        ({ x: (begin + end - width) / 2, y: MARGIN.top + y }));
       if (end - begin > 40) this.texts.place("lost", "lost", candidates, style, this.plotBounds());
     }
   }
@@ -223,7 +229,8 @@ class Timeline extends Plot {
 
   /* ---- marks ---- */
 
-  /* Marks the peak of the device and failed allocations. The last failure has the most important label, then the peak. */
+  /* Marks the peak of the device and failed allocations. The last failure has the most important label, then the peak.
+     */
   drawMarks(context) {
     const failed = this.capture.ooms.filter((oom) => oom.device === this.device).reverse();
     const peak = this.markPeak(context);
@@ -238,7 +245,8 @@ class Timeline extends Plot {
     return x >= this.left - 1 && x <= this.right + 1;
   }
 
-  /* A triangle that points at what is drawn: the device's peak or, at its own scale, the module's share at that moment. */
+  /* A triangle that points at what is drawn: the device's peak or, at its own scale, the module's share at that
+     moment. */
   markPeak(context) {
     const { series, scaledSeries } = this;
     const tick = series.peakTick, bytes = scaledSeries.totalAt(tick);
@@ -266,7 +274,8 @@ class Timeline extends Plot {
     return { tick, requested, x, text: `✕ out of memory: ${size(requested)} requested` };
   }
 
-  /* Right or left of the mark, or of another mark close to it, or across it where the plot is narrow; a few lines lower or
+  /* Right or left of the mark, or of another mark close to it, or across it where the plot is narrow; a few lines
+     lower or
    * higher where that is taken. */
   placeMarkLabel(kind, text, x, y, colour) {
     const style = { font: `bold 12px ${this.theme.font}`, colour, background: this.theme.paper };
@@ -274,11 +283,13 @@ class Timeline extends Plot {
     const first = Math.min(Math.max(y, MARGIN.top + LINE / 2), this.bottom - LINE / 2);
     const across = Math.max(Math.min(x + 9, this.right - width), this.axisLeft + 2);
     const starts = [x + 9, x - 9 - width, x + 24, x - 24 - width, across];
-    const candidates = [0, 1, 2, 3, 4, -1, -2].flatMap((line) => starts.map((start) => ({ x: start, y: first + line * LINE })));
+    const candidates = [0, 1, 2, 3, 4, -1, -2].flatMap((line) =>
+      starts.map((start) => ({ x: start, y: first + line * LINE })));
     this.texts.place(kind, text, candidates, style, this.plotBounds());
   }
 
-  /* Draws the selected and the hovered point above the rest: {tick, coordinate}, where the coordinate may be null. `marked`:
+  /* Draws the selected and the hovered point above the rest: {tick, coordinate}, where the coordinate may be null.
+     `marked`:
    * the two ends of the part that a drag marks, or null. */
   drawPoints(selected, hovered, marked = null) {
     const { context } = prepareCanvas(this.over);

@@ -5,7 +5,8 @@ const ROWS_SHOWN = 400;    /* Further rows are added on request. */
 const BAR = { least: 60, most: 140 }; /* width of the category bars in pixels */
 
 class Tree {
-  /* `rows`: the element that contains the rows; `alike`: which modules are shown as one; `select(module)`: called when a row
+  /* `rows`: the element that contains the rows; `alike`: which modules are shown as one; `select(module)`: called when
+     a row
    * is selected. */
   constructor(rows, alike, select) {
     this.rows = rows;
@@ -36,10 +37,12 @@ class Tree {
     return (by ? bytes(a) - bytes(b) : byName) * (this.isDescending ? -1 : 1) || byName;
   }
 
-  /* The rows below a module: its children, of which those that are alike are one. What is searched for is shown as it is. */
+  /* The rows below a module: its children, of which those that are alike are one. What is searched for is shown as it
+     is. */
   unitsOf(module) {
     const children = this.childrenOf(module);
-    const units = this.matches ? children.map((each) => ({ module: each, members: null, key: this.modules.fqn[each] })) : this.alike.unitsOf(module, children);
+    const units = this.matches ? children.map((each) => ({ module: each, members: null, key: this.modules.fqn[each] }))
+      : this.alike.unitsOf(module, children);
     return units.sort((a, b) => this.compare(a, b));
   }
 
@@ -55,7 +58,8 @@ class Tree {
     const unitsOf = (module, children) => this.alike.unitsOf(module, withMemory(children));
     let level = unitsOf(-1, this.modules.roots), rows = level.length, depth = 0;
     while (level.length) {
-      level = level.filter(({ members }) => !members).flatMap(({ module }) => unitsOf(module, this.modules.children[module]));
+      level = level.filter(({ members }) => !members).flatMap(({ module }) =>
+        unitsOf(module, this.modules.children[module]));
       rows += level.length;
       if (rows > ROWS_AT_FIRST) break;
       depth++;
@@ -108,7 +112,8 @@ class Tree {
   render() {
     this.findMatches();
     this.shown = this.listRows();
-    if (!this.shown.some((row) => row.key === this.focused)) this.focused = this.shown.length ? this.shown[0].key : null;
+    if (!this.shown.some((row) => row.key === this.focused)) this.focused = this.shown.length ? this.shown[0].key
+      : null;
     const hadFocus = this.rows.contains(document.activeElement);
     const count = Math.min(this.shown.length, this.limit);
     while (this.rows.children.length > count) this.rows.lastElementChild.remove();
@@ -123,7 +128,8 @@ class Tree {
   fitBars() {
     const names = [...this.rows.children].map((row) => row.firstChild);
     if (!names.length) return;
-    const needed = Math.max(...names.map((name) => name.lastChild.offsetLeft - name.offsetLeft + name.lastChild.scrollWidth + 1));
+    const needed = Math.max(
+      ...names.map((name) => name.lastChild.offsetLeft - name.offsetLeft + name.lastChild.scrollWidth + 1));
     const room = names[0].clientWidth + this.bar;
     this.bar = Math.min(Math.max(room - needed, BAR.least), BAR.most);
     this.rows.parentElement.style.setProperty("--bar", `${this.bar}px`);
@@ -135,7 +141,8 @@ class Tree {
     more.hidden = rest <= 0;
     more.textContent = `Show ${counted(Math.max(rest, 0), "more row")}`;
     find("tree-none").hidden = this.shown.length > 0;
-    find("tree-none").textContent = this.search ? "No module that owns memory matches this name." : "No memory is allocated at this moment.";
+    find("tree-none").textContent = this.search ? "No module that owns memory matches this name."
+      : "No memory is allocated at this moment.";
     find("found").textContent = this.search ? counted(this.found.length, "module") : "";
   }
 
@@ -143,7 +150,8 @@ class Tree {
     const arrow = make("span", "arrow");
     arrow.setAttribute("aria-hidden", "true");
     const name = make("span", "name", arrow, bdi("", "fqn"));
-    const cells = [name, make("span", "bar"), make("span", "figure subtree"), make("span", "figure own"), make("span", "figure share")];
+    const cells = [name, make("span", "bar"), make("span", "figure subtree"), make("span", "figure own"),
+      make("span", "figure share")];
     const row = make("div", "row", ...cells);
     row.setAttribute("role", "row");
     for (const cell of cells) cell.setAttribute("role", "gridcell");
@@ -152,11 +160,14 @@ class Tree {
 
   fillRow(row, unit) {
     const { modules, held } = this, { module, members, key, level, isExpanded, isLeaf } = unit;
-    const count = members?.length ?? 1, own = held.ownTotal[module] * count, subtree = held.subtreeTotal[module] * count;
+    const count = members?.length ?? 1, own = held.ownTotal[module] * count,
+      subtree = held.subtreeTotal[module] * count;
     const all = (sums) => sums.subarray(module * COUNT, (module + 1) * COUNT).map((bytes) => bytes * count);
     const ownBy = all(held.own), subtreeBy = all(held.subtree);
     row.unit = unit;
-    Object.assign(row.dataset, { fqn: key, own, subtree, ownBy: JSON.stringify(bytesByCategory(ownBy)), subtreeBy: JSON.stringify(bytesByCategory(subtreeBy)), count });
+    Object.assign(row.dataset,
+      { fqn: key, own, subtree, ownBy: JSON.stringify(bytesByCategory(ownBy)),
+      subtreeBy: JSON.stringify(bytesByCategory(subtreeBy)), count });
     row.setAttribute("aria-level", level + 1);
     row.setAttribute("aria-selected", !members && module === this.selected);
     if (isLeaf) row.removeAttribute("aria-expanded");
@@ -165,7 +176,8 @@ class Tree {
     row.style.setProperty("--level", Math.min(level, 24));
     const [name, bar, subtreeCell, ownCell, share] = row.children;
     name.firstChild.textContent = isLeaf ? "" : isExpanded ? "▾" : "▸";
-    name.lastChild.textContent = members ? `${unit.numbers} (${count} alike)` : key === "Global" ? label(key) : clean(modules.name[module]) || '""';
+    name.lastChild.textContent = members ? `${unit.numbers} (${count} alike)` : key === "Global" ? label(key)
+      : clean(modules.name[module]) || '""';
     name.title = members ? `${clean(key)}: ${size(held.subtreeTotal[module])} each. Click to show each` : clean(key);
     fillBar(bar, subtreeBy, 0, subtree, this.largestRoot());
     subtreeCell.textContent = size(subtree);

@@ -42,7 +42,8 @@ class Treemap {
     this.boxes = [];
   }
 
-  /* Draws all modules, or the subtree of `root` if it is not -1. `selected` is a module, or -1. `parts`: by the groups of
+  /* Draws all modules, or the subtree of `root` if it is not -1. `selected` is a module, or -1. `parts`: by the groups
+     of
    * `grouping`, as Modules.partsAt gives them. */
   draw(theme, modules, held, root, selected, grouping, parts, alike) {
     const { context, width, height } = prepareCanvas(this.canvas);
@@ -61,14 +62,18 @@ class Treemap {
    * {times, prefix, name}, where `prefix` begins their fqn and `name` replaces it. */
   itemsOf(module, fold) {
     const { modules, held } = this;
-    const children = (module < 0 ? modules.roots : modules.children[module]).filter((each) => held.subtreeTotal[each] > 0);
+    const children = (module < 0 ? modules.roots : modules.children[module]).filter((each) =>
+      held.subtreeTotal[each] > 0);
     return this.alike.unitsOf(module, children).flatMap((unit) => {
-      const one = (each, within) => ({ module: each, group: -1, bytes: held.subtreeTotal[each] * (within?.times ?? 1), fold: within });
+      const one = (each, within) =>
+        ({ module: each, group: -1, bytes: held.subtreeTotal[each] * (within?.times ?? 1), fold: within });
       if (!unit.members) return [one(unit.module, fold)];
       if (this.alike.isUnfolded(unit)) return unit.members.map((each) => one(each, fold));
-      const prefix = modules.fqn[unit.module], name = `${module < 0 ? "" : `${this.nameOf(module, fold)}.`}{${unit.numbers}}`;
+      const prefix = modules.fqn[unit.module],
+        name = `${module < 0 ? "" : `${this.nameOf(module, fold)}.`}{${unit.numbers}}`;
       const times = (fold?.times ?? 1) * unit.members.length;
-      return [{ ...one(unit.module, { times, prefix, name }), title: `${unit.numbers} (${unit.members.length} alike)` }];
+      return [{ ...one(unit.module, { times, prefix, name }),
+        title: `${unit.numbers} (${unit.members.length} alike)` }];
     });
   }
 
@@ -102,7 +107,8 @@ class Treemap {
       return this.drawPart({ ...item, group: this.largestGroup(item.module), isWhole: true }, [x, y, width, height]);
     const parts = this.partsOf(item.module, item.fold).filter((part) => part.bytes > 0);
     /* A module without bytes of its own and with one child shows only the child's box. */
-    if (parts.length === 1 && parts[0].group < 0 && !item.title) return this.drawModule(parts[0], [x, y, width, height], depth);
+    if (parts.length === 1 && parts[0].group < 0 && !item.title)
+      return this.drawModule(parts[0], [x, y, width, height], depth);
     this.boxes.push({ ...item, x, y, width, height });
     const framed = width > 14 && height > 14;
     const titled = width > 40 && height > TITLE + 12;
@@ -154,7 +160,8 @@ class Treemap {
     context.clip();
     const name = this.titled.has(item.module) ? "" : clean(this.modules.name[item.module]);
     const letter = this.grouping.letter(item.group);
-    const lines = !name ? [`${letter} ${size(item.bytes)}`] : height > 34 ? [`${letter} ${name}`, size(item.bytes)] : [`${letter} ${name}`];
+    const lines = !name ? [`${letter} ${size(item.bytes)}`] : height > 34 ? [`${letter} ${name}`, size(item.bytes)]
+      : [`${letter} ${name}`];
     if (!name && context.measureText(lines[0]).width > width - 12) lines[0] = letter;
     lines.forEach((text, i) => {
       const shown = fitText(context, text, width - 12);

@@ -3,7 +3,8 @@
  * A *coordinate* is a position on the horizontal axis: microseconds since the capture began, or ticks.
  *
  *   |<------------------ whole() ------------------>|
- *   |  before step 1   |<-------- domain() -------->|    while the part before step 1 is folded; else domain() is whole()
+ *   |  before step 1   |<-------- domain() -------->|    while the part before step 1 is folded; else domain() is
+ * whole()
  *                           |<- range() ->|              zoomed in; else range() is domain() */
 
 const LEAST_TIME = 20, LEAST_TICKS = 12; /* the narrowest range, in microseconds and in ticks */

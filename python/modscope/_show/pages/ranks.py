@@ -1,5 +1,5 @@
 """The page of the ranks of one job that ``modscope report`` writes: ranks over time, and each rank's modules at its
-peak. The page's own files are ``page/ranks*``."""
+peak. The page's own files are ``page/ranks/``."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ import hashlib
 import html.parser
 import json
 import os
+import pathlib
 import random
 import re
 import subprocess
@@ -424,7 +425,8 @@ def test_events_cost_a_page_few_bytes():
 
 
 def test_all_files_of_the_page_are_installed_and_used():
-    files = {file.name for file in (resources.files("modscope") / "_show" / "page").iterdir()}
+    page = pathlib.Path(str(resources.files("modscope"))) / "_show/page"
+    files = {str(file.relative_to(page)) for file in page.rglob("*.*")}
     pages = read_manifest().values()
     used = {file for page in pages for file in (page["template"], *page["styles"], *page["scripts"])}
     assert files == {*used, "manifest.json"}

@@ -1,4 +1,4 @@
-/* flame_tree.js - the tree of the flame graph: modules, frames and operators, and the bytes of each at a tick. It has
+/* tree.js - the tree of the flame graph: modules, frames and operators, and the bytes of each at a tick. It has
  * the orders "module" and "line" of `modscope flame`, and "layers". */
 
 /* A node is a number here: its index in these arrays. A parent's index is smaller than its children's.

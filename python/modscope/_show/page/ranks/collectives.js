@@ -1,4 +1,4 @@
-/* ranks_collectives.js - the collectives of all ranks: totals of each kind, and groups whose ranks launched different
+/* collectives.js - the collectives of all ranks: totals of each kind, and groups whose ranks launched different
  * ones. */
 
 function showCollectiveTotals(totals) {

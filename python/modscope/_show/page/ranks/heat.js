@@ -1,4 +1,4 @@
-/* ranks_heat.js - the heat map: a row for each rank, a column for each time or part of a step. */
+/* heat.js - the heat map: a row for each rank, a column for each time or part of a step. */
 
 const HEAT = { left: 66, right: 12, top: 6, bottom: 22, row: 22, least: 44, most: 560 };
 const RAMPS = {

@@ -1,4 +1,4 @@
-/* ranks_detail.js - the rank that is shown: its timeline, and its modules at its peak. */
+/* detail.js - the rank that is shown: its timeline, and its modules at its peak. */
 
 const DETAIL = { left: 66, right: 12, top: 6, bottom: 22 };
 
@@ -25,7 +25,8 @@ function fillSteps(context, theme, category, lower, upper, x, y) {
     while (last < columns && upper[last] === upper[last]) last++;
     context.beginPath();
     for (let i = first; i < last; i++) context.lineTo(x(i), y(upper[i])), context.lineTo(x(i + 1), y(upper[i]));
-    for (let i = last - 1; i >= first; i--) context.lineTo(x(i + 1), y(lower ? lower[i] : 0)), context.lineTo(x(i), y(lower ? lower[i] : 0));
+    for (let i = last - 1; i >= first; i--) context.lineTo(x(i + 1), y(lower ? lower[i] : 0)),
+      context.lineTo(x(i), y(lower ? lower[i] : 0));
     theme.fillCategory(context, category);
     first = last;
   }
@@ -48,7 +49,8 @@ function drawRankTimeline(theme, job, index, axis) {
     context.fillText(shortSize(bytes), DETAIL.left - 6, y(bytes));
   }
   const tops = stackOf(job, index, axis);
-  STACKED.forEach((category, i) => fillSteps(context, theme, category, i ? tops[STACKED[i - 1]] : null, tops[category], x, y));
+  STACKED.forEach((category, i) =>
+    fillSteps(context, theme, category, i ? tops[STACKED[i - 1]] : null, tops[category], x, y));
   drawPeak(context, theme, job, index, axis, x, y);
   context.fillStyle = theme.soft;
   context.textAlign = "center";
@@ -92,7 +94,8 @@ function sumOf(bytes) {
   return bytes.reduce((a, b) => a + b, 0);
 }
 
-/* Rows of a table as {name, bytes, modules}; while like modules are together, those of equal bytes whose names differ only in
+/* Rows of a table as {name, bytes, modules}; while like modules are together, those of equal bytes whose names differ
+   only in
  * numbers are one row. */
 function rowsOf(job, table, together) {
   const rows = new Map();
@@ -100,7 +103,8 @@ function rowsOf(job, table, together) {
     const name = number < 0 ? "" : job.names[number], key = together ? `${mergeNumbers(name)} ${bytes.join()}` : number;
     const same = rows.get(key);
     if (!same) rows.set(key, { name, bytes, modules: [name] });
-    else same.modules.push(name), (same.name = mergeNumbers(name)), (same.bytes = same.bytes.map((each, i) => each + bytes[i]));
+    else same.modules.push(name), (same.name = mergeNumbers(name)),
+      (same.bytes = same.bytes.map((each, i) => each + bytes[i]));
   }
   const isRest = ({ name }) => name === "";
   return [...rows.values()].sort((a, b) => isRest(a) - isRest(b) || sumOf(b.bytes) - sumOf(a.bytes));
@@ -113,8 +117,10 @@ function showModules(job, rank, together) {
   body.replaceChildren();
   for (const { name, bytes, modules } of rows) {
     const total = sumOf(bytes), row = make("tr"), text = name ? label(name) : "all other modules";
-    const module = make("td", "module", bdi(text, name ? "fqn" : ""), modules.length > 1 ? ` (${modules.length} alike)` : "");
-    row.append(module, make("td", "wide", categoryBar(bytes, most)), make("td", "figure", size(total)), make("td", "figure", percent(total, rank.peak)));
+    const module = make("td", "module", bdi(text, name ? "fqn" : ""), modules.length > 1 ? ` (${modules.length} alike)`
+      : "");
+    row.append(module, make("td", "wide", categoryBar(bytes, most)), make("td", "figure", size(total)),
+      make("td", "figure", percent(total, rank.peak)));
     row.dataset.module = name;
     row.dataset.bytes = bytes.join();
     body.append(row);
@@ -127,7 +133,8 @@ function showLegend(job, rank) {
   const sums = CATEGORIES.map((_, i) => sumOf(job.tables[rank.table].map((row) => row[i + 1])));
   for (const category of STACKED) {
     if (!sums[category]) continue;
-    const item = make("li", "", swatch(category), `${CATEGORIES[category]} ${size(sums[category])}`, make("span", "share", percent(sums[category], rank.peak)));
+    const item = make("li", "", swatch(category), `${CATEGORIES[category]} ${size(sums[category])}`,
+      make("span", "share", percent(sums[category], rank.peak)));
     item.dataset.category = CATEGORIES[category];
     item.dataset.bytes = sums[category];
     item.append(...makeKinds(category, rank.kinds));
@@ -138,10 +145,14 @@ function showLegend(job, rank) {
 function showRank(job, rank, together) {
   const title = find("rank-title");
   const place = rank.place ? ` (${rank.place})` : "";
-  title.replaceChildren(make("strong", "", `Rank ${rank.rank}`), `${place}: peak of `, make("strong", "", `${rank.atLeast ? "at least " : ""}${size(rank.peak)}`), rank.device ? ` on ${rank.device}` : "");
+  title.replaceChildren(make("strong", "", `Rank ${rank.rank}`), `${place}: peak of `,
+    make("strong", "", `${rank.atLeast ? "at least " : ""}${size(rank.peak)}`), rank.device ? ` on ${rank.device}`
+    : "");
   const reserved = rank.reserved ? ` · ${size(rank.reserved)} reserved at most` : "";
-  const compared = rank.change === null ? "not compared" : rank.change ? `${change(rank.change)} compared with ${job.usual}` : `as ${job.usual}`;
-  find("rank-facts").replaceChildren(`${rank.when}${reserved} · ${compared} · ${counted(rank.steps, "step")} · `, make("span", rank.ok ? "" : "alarm", rank.ended));
+  const compared = rank.change === null ? "not compared" : rank.change
+    ? `${change(rank.change)} compared with ${job.usual}` : `as ${job.usual}`;
+  find("rank-facts").replaceChildren(`${rank.when}${reserved} · ${compared} · ${counted(rank.steps, "step")} · `,
+    make("span", rank.ok ? "" : "alarm", rank.ended));
   find("rank-file").replaceChildren(`Every event of this rank:  modscope report `, bdi(rank.file));
   showLegend(job, rank);
   showModules(job, rank, together);

@@ -1,7 +1,8 @@
 /* ranks.js - the page of the ranks of one job: its data, what is selected, and what the reader does.
  *
  * Tests may rely on: body.dataset.rank (the rank that is shown), .axis and .shade; #ranks tbody tr[data-rank];
- * #rank-modules tbody tr[data-module][data-bytes]; #legend li[data-category][data-bytes]; #pointed; #collective-totals tbody tr[data-kind][data-count][data-bytes];
+ * #rank-modules tbody tr[data-module][data-bytes]; #legend li[data-category][data-bytes]; #pointed; #collective-totals
+ * tbody tr[data-kind][data-count][data-bytes];
  * #mismatch-rows tbody tr[data-group][data-ranks]; window.modscopeReady. */
 
 const SHOWN_ROWS = 100;
@@ -29,7 +30,8 @@ class RanksJob {
   findRows() {
     const rows = this.ranks.map((rank, index) => ({ rank: rank.rank, index }));
     if (this.world <= MOST_ROWS)
-      for (const [first, last] of this.missing) for (let rank = first; rank <= last; rank++) rows.push({ rank, index: -1 });
+      for (const [first, last] of this.missing) for (let rank = first; rank <= last; rank++)
+        rows.push({ rank, index: -1 });
     return rows.sort((a, b) => a.rank - b.rank);
   }
 
@@ -106,7 +108,8 @@ class RanksJob {
   peakColumn(index, axis) {
     let best = -1;
     for (let column = 0; column < this.columns(axis); column++)
-      if (best < 0 ? this.hasData(index, axis, column) : this.total(index, axis, column) > this.total(index, axis, best)) best = column;
+      if (best < 0 ? this.hasData(index, axis, column)
+        : this.total(index, axis, column) > this.total(index, axis, best)) best = column;
     return best;
   }
 
@@ -121,7 +124,8 @@ class RanksJob {
     if (axis === "step") {
       const count = last_step - first_step + 1, every = Math.max(Math.ceil(decimalStep((70 * count) / width)), 1);
       for (let step = first_step; step <= last_step; step++)
-        if (step % every === 0 || count === 1) ticks.push([(step - first_step) / count, step ? `step ${step}` : width < 100 * count ? "" : "before step 1"]);
+        if (step % every === 0 || count === 1)
+          ticks.push([(step - first_step) / count, step ? `step ${step}` : width < 100 * count ? "" : "before step 1"]);
       return ticks;
     }
     const every = decimalStep((90 * (end - begin)) / width);
@@ -163,7 +167,8 @@ class RanksPage {
     find("ranks-compared").textContent = `Compared with ${this.job.usual}`;
     for (const head of find("ranks").querySelectorAll("th[data-node]")) head.hidden = !this.job.hasNodes;
     this.listDifferences();
-    showCollectives(this.job.collectives, (number) => this.select(this.job.ranks.findIndex((rank) => rank.rank === number)));
+    showCollectives(this.job.collectives, (number) =>
+      this.select(this.job.ranks.findIndex((rank) => rank.rank === number)));
     this.redraw();
     this.select(this.index);
   }
@@ -227,22 +232,27 @@ class RanksPage {
 
   listDifferences() {
     const { differences, differing, usual } = this.job;
-    find("differences-title").textContent = differences.length ? `What ranks hold more or less than ${usual} at their peaks` : "What ranks hold more or less";
+    find("differences-title").textContent = differences.length
+      ? `What ranks hold more or less than ${usual} at their peaks` : "What ranks hold more or less";
     find("differences-none").hidden = differences.length > 0;
     const compared = this.job.ranks.filter((rank) => rank.change !== null);
-    if (compared.length === 1) find("differences-none").textContent = `Nothing is compared: only the peak of ${usual} can be.`;
+    if (compared.length === 1)
+      find("differences-none").textContent = `Nothing is compared: only the peak of ${usual} can be.`;
     else if (compared.length < this.job.ranks.length)
-      find("differences-none").textContent = "Every rank that can be compared holds the same in every module and category at its peak.";
+      find("differences-none").textContent =
+        "Every rank that can be compared holds the same in every module and category at its peak.";
     find("differences").hidden = !differences.length;
     const body = find("differences").tBodies[0];
     for (const one of differences) {
       const rows = make("ul");
       for (const [module, word, before, after, category] of one.rows) {
-        const item = make("li", "", make("span", "figure", change(after - before)), swatch(CATEGORIES.indexOf(category)), word, bdi(module, "fqn"));
+        const item = make("li", "", make("span", "figure", change(after - before)),
+          swatch(CATEGORIES.indexOf(category)), word, bdi(module, "fqn"));
         rows.append(item);
       }
       if (one.count > one.rows.length)
-        rows.append(make("li", "none", `${one.rows.length} of ${one.count} rows: modscope summary --json of these captures lists all.`));
+        rows.append(make("li", "none",
+          `${one.rows.length} of ${one.count} rows: modscope summary --json of these captures lists all.`));
       const show = makeButton("link", one.ranks);
       show.addEventListener("click", () => this.select(this.job.ranks.findIndex((rank) => rank.rank === one.first)));
       const row = make("tr", "", make("td", "", show), make("td", "figure", change(one.change)), make("td", "", rows));
@@ -252,7 +262,8 @@ class RanksPage {
     }
     if (differing > differences.length) {
       find("differences-more").hidden = false;
-      find("differences-more").textContent = `${counted(differing - differences.length, "more group")} of ranks with smaller changes: modscope summary --json of these captures lists all.`;
+      find("differences-more").textContent =
+        `${counted(differing - differences.length, "more group")} of ranks with smaller changes: modscope summary --json of these captures lists all.`;
     }
   }
 
@@ -284,9 +295,12 @@ class RanksPage {
     const number = makeButton("link", String(rank));
     row.dataset.peak = one.peak;
     row.append(
-      make("td", "figure", number), ...(this.job.hasNodes ? [make("td", "", bdi(one.node)), make("td", "figure", one.local === null ? "" : String(one.local))] : []),
+      make("td", "figure", number),
+        ...(this.job.hasNodes
+        ? [make("td", "", bdi(one.node)), make("td", "figure", one.local === null ? "" : String(one.local))] : []),
       make("td", "", bdi(one.device)), make("td", "figure", `${one.atLeast ? "at least " : ""}${size(one.peak)}`),
-      make("td", "figure", one.change === null ? "not compared" : one.change ? change(one.change) : ""), make("td", "figure", String(one.steps)), make("td", one.ok ? "" : "alarm", one.ended));
+      make("td", "figure", one.change === null ? "not compared" : one.change ? change(one.change) : ""),
+        make("td", "figure", String(one.steps)), make("td", one.ok ? "" : "alarm", one.ended));
     row.addEventListener("click", () => this.select(index));
     return row;
   }
@@ -306,7 +320,8 @@ class RanksPage {
     for (const id of ["axis", "shade"])
       find(id).addEventListener("click", (event) => this.change(id, event.target.dataset[id]));
     find("go-rank").max = this.job.world - 1;
-    find("go-rank").addEventListener("change", (event) => this.select(this.job.ranks.findIndex((rank) => rank.rank === +event.target.value)));
+    find("go-rank").addEventListener("change", (event) =>
+      this.select(this.job.ranks.findIndex((rank) => rank.rank === +event.target.value)));
     find("rank-before").addEventListener("click", () => this.select(this.index - 1));
     find("rank-next").addEventListener("click", () => this.select(this.index + 1));
     find("rank-highest").addEventListener("click", () => this.select(this.highest));
@@ -341,12 +356,16 @@ class RanksPage {
   moveBy(event) {
     const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
     const columns = this.job.columns(this.axis), rows = this.job.rows.length;
-    const here = this.pointed || { row: this.job.rows.findIndex((each) => each.index === this.index), column: Math.max(this.job.peakColumn(this.index, this.axis), 0) };
+    const here = this.pointed
+      || { row: this.job.rows.findIndex((each) => each.index === this.index),
+      column: Math.max(this.job.peakColumn(this.index, this.axis), 0) };
     let place = here;
     if (moves[event.key]) {
       const [down, right] = moves[event.key];
-      place = { row: Math.min(Math.max(here.row + down, 0), rows - 1), column: Math.min(Math.max(here.column + right, 0), columns - 1) };
-    } else if (event.key === "Home" || event.key === "End") place = { ...here, row: event.key === "Home" ? 0 : rows - 1 };
+      place = { row: Math.min(Math.max(here.row + down, 0), rows - 1),
+        column: Math.min(Math.max(here.column + right, 0), columns - 1) };
+    } else if (event.key === "Home" || event.key === "End")
+      place = { ...here, row: event.key === "Home" ? 0 : rows - 1 };
     else if (event.key === "Enter" || event.key === " ") this.choose(here);
     else return;
     event.preventDefault();
@@ -354,7 +373,8 @@ class RanksPage {
   }
 
   shortcut(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey
+      || ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName)) return;
     if (event.key === "t") this.switchTheme();
     else if (event.key === "p") this.select(this.highest);
     else if (event.key === "[") this.select(this.index - 1);
@@ -382,6 +402,7 @@ async function startRanks() {
 
 startRanks().catch((error) => {
   window.modscopeError = String(error);
-  find("facts").textContent = `This page cannot be shown: ${error}. It needs Chrome or Edge from 97, Firefox from 113, or Safari from 16.4.`;
+  find("facts").textContent =
+    `This page cannot be shown: ${error}. It needs Chrome or Edge from 97, Firefox from 113, or Safari from 16.4.`;
   throw error;
 });
