@@ -22,6 +22,21 @@ void begin_file(void)
     file_key_empty(&file);
 }
 
+void begin_file_with_events(void)
+{
+    begin_file();
+    begin_chunk(EVENTS, 1);
+    for (int i = 0; i < 100; i++)
+        file_op(&file, MS_OP_OPTIMIZER_STEP);
+    file_close(&file);
+}
+
+void begin_chunk(uint32_t kind, uint64_t event)
+{
+    file.event = event;
+    file_chunk(&file, kind);
+}
+
 void begin_events(void)
 {
     file_chunk(&file, EVENTS);

@@ -13,6 +13,10 @@ extern ms_cursor *cursor;
 /* A new file with the paths "a" (2), "b" (3) and "c" (4), the devices "cpu" and "cuda:0", and a key frame of nothing
  * before event 1. */
 void begin_file(void);
+/* The same, with 100 events, without which a reader ignores what is noted of them. */
+void begin_file_with_events(void);
+/* A chunk of another kind, before this event. file_close ends it. */
+void begin_chunk(uint32_t kind, uint64_t event);
 /* A chunk of events. */
 void begin_events(void);
 void end_events(void);

@@ -19,12 +19,6 @@ static void check_time(size_t i, uint64_t event, uint32_t thread, uint64_t nanos
 /* ---- by hand ---- */
 enum { TIMES_CHUNK = 8 };
 
-static void begin_times(uint64_t event)
-{
-    file.event = event;
-    file_chunk(&file, TIMES_CHUNK);
-}
-
 static void put_time(int64_t later, uint64_t thread, uint64_t nanoseconds)
 {
     file_zigzag(&file, later);
@@ -32,25 +26,14 @@ static void put_time(int64_t later, uint64_t thread, uint64_t nanoseconds)
     file_varint(&file, nanoseconds);
 }
 
-/* A file with 100 events: a reader ignores times of calls that it cannot have. */
-static void begin_file_with_events(void)
-{
-    begin_file();
-    file.event = 1;
-    file_chunk(&file, EVENTS);
-    for (int i = 0; i < 100; i++)
-        file_op(&file, MS_OP_OPTIMIZER_STEP);
-    file_close(&file);
-}
-
 TEST(times_are_read_in_the_order_of_their_calls)
 {
     begin_file_with_events();
-    begin_times(20);
+    begin_chunk(TIMES_CHUNK, 20);
     put_time(-5, 1, 1000);
     put_time(-3, 2, UINT64_MAX);
     file_close(&file);
-    begin_times(10);
+    begin_chunk(TIMES_CHUNK, 10);
     put_time(3, 0, 7);
     file_close(&file);
     read_file();
@@ -67,17 +50,17 @@ TEST(times_are_read_in_the_order_of_their_calls)
 TEST(a_time_that_cannot_be_read_ends_its_chunk_alone)
 {
     begin_file_with_events();
-    begin_times(20);
+    begin_chunk(TIMES_CHUNK, 20);
     put_time(0, (uint64_t)1 << 32, 1); /* no thread */
     put_time(0, 1, 1);
     file_close(&file);
-    begin_times(20);
+    begin_chunk(TIMES_CHUNK, 20);
     put_time(-21, 1, 1); /* before the first event */
     file_close(&file);
-    begin_times(20);
+    begin_chunk(TIMES_CHUNK, 20);
     put_time(1000, 1, 1); /* after the last one */
     file_close(&file);
-    begin_times(20);
+    begin_chunk(TIMES_CHUNK, 20);
     put_time(1, 1, 5);
     file_zigzag(&file, 1); /* without the rest */
     file_close(&file);

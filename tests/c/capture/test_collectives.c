@@ -21,12 +21,6 @@ static void check_collective(size_t i, ms_collective_kind kind, uint64_t bytes, 
 /* ---- by hand ---- */
 enum { COLLECTIVES_CHUNK = 9, PHASE_BITS = 3 };
 
-static void begin_collectives(uint64_t event)
-{
-    file.event = event;
-    file_chunk(&file, COLLECTIVES_CHUNK);
-}
-
 static void put_collective(uint64_t kind, uint64_t phase, uint64_t later, int64_t path, uint64_t bytes)
 {
     file_varint(&file, kind << PHASE_BITS | phase);
@@ -50,20 +44,10 @@ static void put_group(uint64_t number, uint64_t size, const char *name)
     file_string(&file, "0-7");
 }
 
-static void begin_file_with_events(void)
-{
-    begin_file();
-    file.event = 1;
-    file_chunk(&file, EVENTS);
-    for (int i = 0; i < 100; i++)
-        file_op(&file, MS_OP_OPTIMIZER_STEP);
-    file_close(&file);
-}
-
 TEST(collectives_and_groups_are_read)
 {
     begin_file_with_events();
-    begin_collectives(20);
+    begin_chunk(COLLECTIVES_CHUNK, 20);
     put_collective(1, MS_BACKWARD, 2, 0, 4096);
     put_group(7, 8, "dp");
     put_collective(3, MS_FORWARD, 3, 0, 100);
@@ -94,18 +78,18 @@ TEST(collectives_and_groups_are_read)
 TEST(a_collective_that_cannot_be_read_ends_its_chunk_alone)
 {
     begin_file_with_events();
-    begin_collectives(20);
+    begin_chunk(COLLECTIVES_CHUNK, 20);
     put_collective(1, MS_FORWARD, 1000, 0, 1); /* after the last event */
     put_collective(1, MS_FORWARD, 0, 0, 1);
     file_close(&file);
-    begin_collectives(20);
+    begin_chunk(COLLECTIVES_CHUNK, 20);
     put_collective(1, MS_FORWARD, 0, 1 << 20, 1); /* no such path */
     file_close(&file);
-    begin_collectives(20);
+    begin_chunk(COLLECTIVES_CHUNK, 20);
     put_group(0, 2, "no number");
     put_group(5, 2, "not read");
     file_close(&file);
-    begin_collectives(20);
+    begin_chunk(COLLECTIVES_CHUNK, 20);
     put_collective(200, MS_FORWARD, 0, 0, 1); /* a kind of a later version is left out */
     put_collective(2, 7, 0, 0, 5);            /* so is a phase */
     file_varint(&file, 0);                    /* a group without the rest */
@@ -143,7 +127,7 @@ static void check_time(size_t i, ms_collective_timing timing, uint64_t time, uin
 TEST(times_are_of_the_collective_that_was_launched_so_many_before)
 {
     begin_file_with_events();
-    begin_collectives(20);
+    begin_chunk(COLLECTIVES_CHUNK, 20);
     put_collective(1, MS_FORWARD, 0, 0, 1); /* at 5, predicted */
     put_collective(2, MS_FORWARD, 0, 0, 2); /* at 10 */
     put_collective(9, MS_FORWARD, 0, 0, 3); /* at 15 */
@@ -151,7 +135,7 @@ TEST(times_are_of_the_collective_that_was_launched_so_many_before)
     put_time(0, 7, 2, 3000);                /* the second one was executed from 27 on */
     put_time(1, -27, 1, 4000);              /* the third one was waited for: its time is that of its launch */
     file_close(&file);
-    begin_collectives(20);
+    begin_chunk(COLLECTIVES_CHUNK, 20);
     put_time(2, 1, 0, 5000);  /* the fourth one, on a GPU */
     put_time(0, 24, 2, 9000); /* another part of the second one, from 25 on */
     put_time(0, 0, 4, 1);     /* there is none */
@@ -171,7 +155,7 @@ TEST(times_are_of_the_collective_that_was_launched_so_many_before)
 TEST(times_do_not_reach_behind_what_cannot_be_read)
 {
     begin_file_with_events();
-    begin_collectives(20);
+    begin_chunk(COLLECTIVES_CHUNK, 20);
     put_collective(1, MS_FORWARD, 0, 0, 1);
     put_collective(200, MS_FORWARD, 0, 0, 1); /* of a later version: left out */
     put_collective(2, MS_FORWARD, 0, 0, 2);

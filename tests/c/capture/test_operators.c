@@ -21,12 +21,6 @@ static void check_run(size_t i, uint64_t begin, uint64_t end, const char *name, 
 /* ---- by hand ---- */
 enum { OPERATORS_CHUNK = 15 };
 
-static void begin_operators(uint64_t event)
-{
-    file.event = event;
-    file_chunk(&file, OPERATORS_CHUNK);
-}
-
 static void put_new_name(uint64_t number, const char *name, uint64_t flags)
 {
     file_varint(&file, number);
@@ -42,20 +36,10 @@ static void put_run(uint64_t later, uint64_t events, uint64_t nanoseconds)
     file_varint(&file, nanoseconds);
 }
 
-static void begin_file_with_events(void)
-{
-    begin_file();
-    file.event = 1;
-    file_chunk(&file, EVENTS);
-    for (int i = 0; i < 100; i++)
-        file_op(&file, MS_OP_OPTIMIZER_STEP);
-    file_close(&file);
-}
-
 TEST(names_are_those_of_the_chunk_and_are_read_once)
 {
     begin_file_with_events();
-    begin_operators(10);
+    begin_chunk(OPERATORS_CHUNK, 10);
     put_new_name(0, "aten::addmm", 0);
     put_run(2, 2, 1000);
     put_new_name(1, "aten::relu_", MS_OPERATOR_IN_PLACE);
@@ -64,7 +48,7 @@ TEST(names_are_those_of_the_chunk_and_are_read_once)
     file_varint(&file, 0);
     put_run(3, 1, 1001);
     file_close(&file);
-    begin_operators(50);
+    begin_chunk(OPERATORS_CHUNK, 50);
     put_new_name(0, "aten::relu_", MS_OPERATOR_IN_PLACE);
     put_run(0, 0, 6);
     file_varint(&file, 0);
@@ -85,21 +69,21 @@ TEST(names_are_those_of_the_chunk_and_are_read_once)
 TEST(an_operator_that_cannot_be_read_ends_its_chunk_alone)
 {
     begin_file_with_events();
-    begin_operators(10);
+    begin_chunk(OPERATORS_CHUNK, 10);
     put_new_name(0, "aten::mm", 0);
     put_run(1, 0, 1);
     file_varint(&file, 2); /* a name that comes after the next new one */
     put_run(1, 0, 1);
     file_close(&file);
-    begin_operators(20);
+    begin_chunk(OPERATORS_CHUNK, 20);
     put_new_name(0, "aten::mm", 0);
     put_run(1, 30, 2); /* it began before the capture */
     file_close(&file);
-    begin_operators(30);
+    begin_chunk(OPERATORS_CHUNK, 30);
     put_new_name(0, "aten::mm", 0);
     put_run(80, 0, 3); /* after its end */
     file_close(&file);
-    begin_operators(40);
+    begin_chunk(OPERATORS_CHUNK, 40);
     put_new_name(0, "aten::mm", 0);
     put_run(1, 1, 4);
     file_close(&file);
