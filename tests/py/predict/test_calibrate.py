@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import warm_python
 from helpers import INTERCEPTION
 from modscope._cli import calibrate as _calibrate
 from modscope._predict import calibrate_measure
@@ -162,8 +163,7 @@ def test_the_cases_are_the_same_each_time_and_have_names_of_their_own() -> None:
 
 
 def calibrate(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "modscope", "calibrate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder)
+    return warm_python.run(["-m", "modscope", "calibrate", *arguments], folder)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -268,8 +268,6 @@ def test_cases_of_the_sweep_run() -> None:
         print(ran)
         device.remove()
     """
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600
-    )
+    ran = warm_python.run(["-W", "ignore", "-c", textwrap.dedent(program)])
     assert ran.returncode == 0, ran.stderr
     assert int(ran.stdout) > 50

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import warm_python
 from predict_helpers import needs_virtual_gpu, predict, training
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
@@ -34,7 +35,7 @@ def run_in_terminal(folder: pathlib.Path, words: list[str], expected: str) -> st
     """What a command shows. Its script goes on when what is expected was shown."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "150", "TERM": "xterm"}
-    process = subprocess.Popen(
+    process = warm_python.Popen(
         [sys.executable, "-m", "modscope", *words],
         cwd=folder,
         env=environment,
