@@ -333,8 +333,17 @@ def _verification(result: Report, screen: Screen) -> list[str]:
     planned = result["planned"]
     return screen.wrap(
         f"Verified: the script was predicted again with the plan. The replay from which it was planned gave "
-        f"{size(planned['reserved'])} and {milliseconds(planned['step_ms'])}."
+        f"{size(planned['reserved'])} and {milliseconds(planned['step_ms'])}.{_too_large(result['too_large'])}"
     )
+
+
+def _too_large(reserved: list[int]) -> str:
+    """What plans reserve that were predicted, and not taken. ``reserved``: the least first."""
+    if not reserved:
+        return ""
+    plans = "Another plan reserves" if len(reserved) == 1 else "Other plans reserve"
+    least = size(reserved[0]) + (" or more" if len(reserved) > 1 else "")
+    return f" {plans} {least} when the script is predicted with {'it' if len(reserved) == 1 else 'them'}: too much."
 
 
 def _solver(result: Report, screen: Screen) -> list[str]:

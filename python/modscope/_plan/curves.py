@@ -75,16 +75,15 @@ def curves_of_modules(problem: Problem) -> list[Report]:
     for candidate in problem.candidates:
         by_name.setdefault(candidate.name, []).append(candidate)
     modules = [of_name for of_name in by_name.values() if not of_name[0].results.at]
-    alike: dict[tuple[str, ...], list[int]] = {}
+    alike: dict[str, list[int]] = {}
 
-    def key_of(of_module: list[Candidate]) -> tuple[object, ...]:
-        """Modules that may keep the same results and keep about as much."""
-        kept, labels = of_module[0].kept, tuple(each.results.label for each in of_module)
-        known = alike.setdefault((merge_numbers(of_module[0].name), *labels), [])
+    def key_of(of_module: list[Candidate]) -> int:
+        """Modules that keep about as much have equal keys."""
+        kept, known = of_module[0].kept, alike.setdefault(merge_numbers(of_module[0].name), [])
         near = next((other for other in known if abs(kept - other) <= _EQUAL * other), None)
         if near is None:
             known.append(near := kept)
-        return (*labels, near)
+        return near
 
     groups = group_modules(modules, lambda of_module: of_module[0].name, key_of)
     found = [_curve(problem, group.name, group.members) for group in groups]
@@ -92,15 +91,11 @@ def curves_of_modules(problem: Problem) -> list[Report]:
 
 
 def _curve(problem: Problem, name: str, members: list[list[Candidate]]) -> Report:
+    """That of the member which keeps most."""
     first = max(members, key=lambda of_module: of_module[0].kept)
-
-    def seconds(at: int) -> float:
-        return sum(problem.cost_of(of_module[at]) for of_module in members) / len(members)
-
     calls = problem.calls_in_step(first[0])
     points = [
-        _Point(each.results.bytes * calls, seconds(i), each.results.label or _ONLY_INPUT)
-        for i, each in enumerate(first)
+        _Point(each.results.bytes * calls, problem.cost_of(each), each.results.label or _ONLY_INPUT) for each in first
     ]
     points = [_Point(first[0].kept, 0.0, _EVERYTHING), *sorted(points, key=lambda point: (-point.kept, point.seconds))]
     knee = knee_of([(point.kept, point.seconds) for point in points])

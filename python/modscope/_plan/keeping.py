@@ -15,8 +15,10 @@ _IN_PLACE, _VIEW, _RANDOM, _CHANGED, _RECOMPUTED = 1, 2, 4, 8, 16
 _NOT_OF_PROGRAM = ("aten::index_select", "aten::copy_", "aten::empty", "aten::empty_strided", "aten::empty_like")
 """Kernels that run for other operators (embedding, clone, casts), by which a program does not know them."""
 _STEP = 0.02  # of a recomputation: the next set saves that much more
+_LEAST = 0.005  # of a recomputation: an operator that takes less is not worth keeping
 _MOST_SETS = 6  # of a module
 _MOST_KEPT = 0.9  # of what a module keeps without a checkpoint: a set with more saves too little
+_LISTED = 4  # operators of one name
 _ORDINALS = {1: "st", 2: "nd", 3: "rd"}
 
 
@@ -82,7 +84,7 @@ def find_sets(operators: Sequence[Operator], kept: int) -> list[Results]:
     sets: list[Results] = []
     chosen: list[int] = []
     for item in sorted(_items(operators), key=lambda item: (-time(item) / size(item), item)):
-        if size(chosen) + size(item) > _MOST_KEPT * kept:
+        if time(item) < _LEAST * whole or size(chosen) + size(item) > _MOST_KEPT * kept:
             continue
         chosen += item
         if time(chosen) - (time(sets[-1].at) if sets else 0) < _STEP * whole:
@@ -122,7 +124,8 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def describe(operators: Sequence[Operator], at: Sequence[int]) -> str:
-    """ "scaled_dot_product_attention and the 2nd linear": in the order of the forward."""
+    """ "scaled_dot_product_attention and the 2nd linear": in the order of the forward. Of many operators of a name only
+    how many: the plan file has their places."""
     by_name: dict[str, list[int]] = {}
     for i, each in enumerate(operators):
         by_name.setdefault(plain_name(each.name), []).append(i)
@@ -134,6 +137,8 @@ def describe(operators: Sequence[Operator], at: Sequence[int]) -> str:
             parts.append(name)
         elif len(kept) == len(of_name):
             parts.append(f"every {name}")
+        elif len(kept) > _LISTED:
+            parts.append(f"{len(kept)} of {len(of_name)} {name} operators")
         else:
             parts.append(f"the {_joined([_ordinal(number) for number in kept])} {name}")
     return _joined(parts)

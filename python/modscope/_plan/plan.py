@@ -77,10 +77,11 @@ def make_plan(
     advice = "For what else would help:  modscope fit " + shlex.join(
         [file, *(["--gpu", gpu.name] if gpu else []), *ranks]
     )
+    tried = None if verify is None else _Verification(problem, budget, verify)
     found, verified = (
         (_find_replayed(problem, search, budget), None)
-        if verify is None
-        else _find_verified(problem, search, budget, verify, advice)
+        if tried is None
+        else _find_verified(problem, search, budget, tried, advice)
     )
     if found is None:
         raise CaptureError(_describe_too_small(problem, search, budget, advice))
@@ -103,6 +104,7 @@ def make_plan(
         "after": after,
         "planned": planned,
         "is_verified": verified is not None,
+        "too_large": sorted(reserved for reserved in tried.seen.values() if reserved > budget) if tried else [],
         "checkpoint": plan.checkpoint,
         "keep": plan.keep_as_json(),
         "has_operators": capture.stream.has_operators,
@@ -159,12 +161,12 @@ class _Verification:
 
 
 def _find_verified(
-    problem: Problem, search: Search, budget: int, verify: Verify, advice: str
+    problem: Problem, search: Search, budget: int, tried: _Verification, advice: str
 ) -> tuple[Found | None, Report | None]:
     """The fastest choice whose prediction stays within the budget. What the replay of a choice and its prediction
     differ by is taken into account in the next search. Where none of these fits, choices that save much are predicted.
     CaptureError if no prediction stays within the budget."""
-    tried, target = _Verification(problem, budget, verify), budget
+    target = budget
     careful = Search(problem, search.has_highs, is_careful=True)
     for number in range(_VERIFICATIONS):
         found = careful.find(budget) if number == 1 and tried.best is None else search.find(target)

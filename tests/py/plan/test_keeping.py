@@ -289,6 +289,8 @@ def test_sets_grow_by_time_for_each_byte() -> None:
     )
     assert [each.bytes for each in found] == [100, 200, 600]
     assert len(find_sets(operators, 200)) == 1  # more would keep as much as without a checkpoint
+    quick = operator("all", 1, 1, 1, 1)  # nearly nothing is saved by keeping it, and it costs the program
+    assert [each.label for each in find_sets([*operators, quick], 1000)] == [each.label for each in found]
 
 
 def test_random_operators_are_kept_together_or_not_at_all() -> None:
@@ -305,6 +307,8 @@ def test_names_as_people_say_them() -> None:
     assert describe(three, (0, 1, 2)) == "every linear"
     assert describe(three, (1,)) == "the 2nd linear"
     assert describe(three, (0, 2)) == "the 1st and 3rd linear"
+    many = [operator("mm", i, 9, 1, 1) for i in range(1, 10)]
+    assert describe(many, (0, 1, 2, 3, 8)) == "5 of 9 linear operators"
 
 
 def test_a_capture_without_operators_says_how_to_get_one(tmp_path: pathlib.Path, capsys: Any) -> None:

@@ -234,6 +234,7 @@ def test_a_plan_is_made_again_where_its_prediction_needs_more(tmp_path: pathlib.
     made, plan = make_plan("train.py", capture, "cpu", budget, verify=lambda plan: verify(plan, more))
     assert made["is_verified"] and made["after"]["reserved"] == made["planned"]["reserved"] + more <= budget
     assert 1 < len(asked) <= 4 and asked[-1] == plan.modules != asked[0]
+    assert made["too_large"] and all(reserved > budget for reserved in made["too_large"])
     assert plan.facts["reserved"]["after"] == made["after"]["reserved"]
 
     asked.clear()

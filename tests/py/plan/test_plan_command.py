@@ -90,6 +90,7 @@ def test_the_text_fits_a_narrow_terminal() -> None:
         "after": after,
         "curve": curve,
         "module_curves": [],
+        "activation_budgets": None,
     }
     result |= {
         "has_operators": True,
@@ -103,6 +104,8 @@ def test_the_text_fits_a_narrow_terminal() -> None:
     }
     result |= {
         "is_verified": False,
+        "planned": after,
+        "too_large": [24 << 30, 25 << 30],
         "is_solver_installed": True,
         "script": None,
         "program": ["one.py", "--name", "my run\x1b[2J"],
@@ -138,6 +141,9 @@ def test_the_text_fits_a_narrow_terminal() -> None:
         "cuda:0 reserved at least 30.0 GiB.",
         "RTX 4090 has 23.0 GiB beside the context.",
     ]
+
+    said = " ".join(" ".join(_commands_plan.text({**result, "is_verified": True}, Screen(80), Namespace())).split())
+    assert "Other plans reserve 24.00 GiB or more when the script is predicted with them: too much." in said
 
     # ---- a plan that may be off ----
     uncertain = {**result, "after": {**after, "reserved_range": [19 << 30, 24 << 30]}}
@@ -187,7 +193,7 @@ def test_equal_modules_have_one_curve(tmp_path: pathlib.Path) -> None:
     everything, only_input = blocks["points"]
     assert (everything["keep"], everything["kept"], everything["ms"]) == ("everything", blocks["kept"], 0.0)
     assert (only_input["keep"], only_input["kept"]) == ("only its input", 0)
-    assert only_input["ms"] == pytest.approx(1e3 * sum(each.seconds for each in of_block) / 4)
+    assert only_input["ms"] in [1e3 * each.seconds for each in of_block]
 
 
 # ---- parts ----
