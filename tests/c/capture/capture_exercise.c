@@ -210,6 +210,39 @@ static void look_at_collectives(ms_reader *reader)
     ms_collectives_free(reader, &found);
 }
 
+/* Read a capture as one that is still being written; of one that is whole it says what the survey says. */
+static void follow(int fd, const ms_options *options, uint64_t part)
+{
+    ms_reader *reader;
+    ms_live *live;
+    ms_survey found;
+    if (ms_reader_open(fd, options, &reader) != MS_OK)
+        return;
+    if (done(ms_live_open(reader, &live))) {
+        bool more = true, reads = true;
+        while (more && reads)
+            reads = done(ms_live_update(live, part, &more));
+        bool is_whole = reads && done(ms_reader_survey(reader, &found, NULL, NULL)) && !found.is_lower_bound;
+        for (uint32_t device = 0; device < MS_MAX_DEVICES; device++) {
+            ms_live_device at = ms_live_get_device(live, device);
+            check(!is_whole || at.peak == found.peaks[device].bytes, "what was followed has the peaks of the survey");
+            check(!is_whole || at.peak_reserved == found.peak_reserved[device], "and what was reserved");
+            for (ms_live_kind kind = MS_LIVE_MODULES; kind <= MS_LIVE_LINES; kind++) {
+                ms_live_row row;
+                int64_t now = 0, peak = 0;
+                for (size_t i = 0; ms_live_next_row(live, kind, device, &i, &row);) {
+                    now += row.now;
+                    peak += row.peak;
+                }
+                check(!reads || now == at.now, "the rows have all that is held");
+                check(!is_whole || peak == at.peak, "the rows have all that was held at the peak");
+            }
+        }
+        ms_live_close(live);
+    }
+    ms_reader_close(reader);
+}
+
 static void everything(ms_reader *reader, uint64_t random)
 {
     look_at_words(reader);
@@ -240,6 +273,7 @@ const char *capture_exercise(int fd, uint64_t seed, struct heap *heap)
     if (!error) {
         everything(reader, seed);
         ms_reader_close(reader);
+        follow(fd, &options, 1 + seed % 500);
     }
     check(!error || error == MS_EFORMAT || error == MS_ENEWER || error == MS_ENOMEM, "an error that opening has not");
     check(heap->refused || error != MS_ENOMEM, "memory did not run out");
