@@ -16,6 +16,7 @@ enum { /* cudnnBackendDescriptorType_t */
        ENGINE_CONFIG = 3,
        HEURISTICS = 4,
        PLAN = 5,
+       KNOB = 7,
        FORWARD = 10,
        BACKWARD_FILTER = 11,
        BACKWARD_DATA = 12,
@@ -31,6 +32,7 @@ enum { /* cudnnBackendAttributeType_t */
        DOUBLE = 5,
        CONVOLUTION_MODE = 7,
        HEURISTICS_MODE = 8,
+       KNOB_TYPE = 9,
        NUMERICAL_NOTE = 11,
        DESCRIPTOR = 15,
        CHAR = 24
@@ -49,9 +51,12 @@ enum { /* cudnnBackendAttributeName_t */
        HEURISTICS_RESULTS,
        HEURISTICS_DEVICE = 204,
        CONFIG_ENGINE = 300,
+       CONFIG_KNOBS = 302,
        PLAN_CONFIG = 401,
        PLAN_WORKSPACE = 402,
        PLAN_DEVICE = 407,
+       KNOB_KIND = 600,
+       KNOB_VALUE,
        FORWARD_ALPHA = 700,
        BACKWARD_DATA_ALPHA = 706,
        BACKWARD_FILTER_ALPHA = 712,
@@ -68,8 +73,15 @@ enum { /* cudnnBackendAttributeName_t */
 
 enum { INSTANT = 0, FALLBACK = 2 };                                /* cudnnBackendHeurMode_t, as torch uses them */
 enum { TENSOR_CORE = 0, DOWN_CONVERT = 1, NOT_DETERMINISTIC = 4 }; /* cudnnBackendNumericalNote_t */
+enum {
+    TILE_SIZE = 2,
+    TILE_DEPTH = 13,
+    WORKSPACE = 25,
+    CLUSTER_ROWS = 27,
+    CLUSTER_COLUMNS
+}; /* cudnnBackendKnobType_t */
 enum { CROSS_CORRELATION = 1, INFORMATION = 1 << 3 };
-enum { OLDEST = 90800, NEXT_MAJOR = 100000, ALIGNMENT = 32, MOST_CONFIGS = 256, MOST_NOTES = 32 };
+enum { OLDEST = 90800, NEXT_MAJOR = 100000, ALIGNMENT = 32, MOST_CONFIGS = 256, MOST_NOTES = 32, MOST_KNOBS = 16 };
 
 static struct {
     int (*create)(int, descriptor *);
@@ -82,6 +94,7 @@ static struct {
 } cudnn;
 
 static descriptor device;
+static int64_t hopper;
 
 /* ---- the library ---- */
 
@@ -139,8 +152,9 @@ static bool set_descriptor(descriptor to, int name, descriptor value)
     return cudnn.set(to, name, DESCRIPTOR, 1, &value) == 0;
 }
 
-int64_t mst_cudnn_open(const char *path, const char *description, char reason[MST_REASON])
+int64_t mst_cudnn_open(const char *path, const char *description, int64_t hopper_processors, char reason[MST_REASON])
 {
+    hopper = hopper_processors;
     void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
     if (!library) {
         snprintf(reason, MST_REASON, "it cannot be loaded: %s", dlerror());
@@ -355,14 +369,44 @@ static bool make_plan(descriptor config, int64_t *bytes)
     return is_made;
 }
 
+/* Whether the config is of Hopper's kernels, and what its knobs say. */
+static bool read_knobs(descriptor config, mst_knobs *knobs)
+{
+    descriptor each[MOST_KNOBS] = {0};
+    int64_t made = 0, count = 0, found = 0;
+    int64_t values[CLUSTER_COLUMNS + 1];
+    for (int i = 0; i <= CLUSTER_COLUMNS; i++)
+        values[i] = -1;
+    while (made < MOST_KNOBS && cudnn.create(KNOB, &each[made]) == 0)
+        made++;
+    if (made && cudnn.get(config, CONFIG_KNOBS, DESCRIPTOR, made, &count, each) != 0)
+        count = 0;
+    for (int64_t i = 0; i < count && i < made; i++) {
+        int kind = -1;
+        int64_t value = -1;
+        if (cudnn.get(each[i], KNOB_KIND, KNOB_TYPE, 1, &found, &kind) == 0 &&
+            cudnn.get(each[i], KNOB_VALUE, INT64, 1, &found, &value) == 0 && kind >= 0 && kind <= CLUSTER_COLUMNS)
+            values[kind] = value;
+    }
+    destroy(each, (size_t)made);
+    *knobs = (mst_knobs){values[TILE_SIZE], values[TILE_DEPTH], values[WORKSPACE], values[CLUSTER_ROWS],
+                         values[CLUSTER_COLUMNS]};
+    return knobs->tile >= 0 && knobs->depth >= 0 && knobs->keeps_whole >= 0 && knobs->cluster_rows > 0 &&
+           knobs->cluster_columns > 0;
+}
+
 /* The first config that torch takes and that has a plan. */
 static bool find_plan(const mst_convolution *asked, descriptor graph, int mode, mst_plan *plan)
 {
     descriptor configs[MOST_CONFIGS] = {0};
     int64_t count = find_configs(graph, mode, configs, MOST_CONFIGS), index = -1, bytes = 0;
     bool found = false;
-    for (int64_t i = 0; i < count && !found; i++)
+    mst_knobs knobs;
+    for (int64_t i = 0; i < count && !found; i++) {
         found = read_engine(asked, configs[i], &index) && make_plan(configs[i], &bytes);
+        if (found && hopper && read_knobs(configs[i], &knobs))
+            bytes = mst_bytes_on_hopper(asked, &knobs, bytes, hopper);
+    }
     destroy(configs, (size_t)count);
     if (found)
         *plan = (mst_plan){MST_PLANNED, (int32_t)index, bytes};

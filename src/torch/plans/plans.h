@@ -1,9 +1,10 @@
 /* plans.h - which plan cuDNN would run for a convolution on a GPU that is described rather than present, and how large
  * its workspace is. From version 9.8 on cuDNN takes a description of a device in place of a device.
  *
- *     cudnn.c   asks the library, in the order in which torch does (aten/src/ATen/native/cudnn/Conv_v8.cpp)
- *     server.c  asks from a process of its own, because the library ends the process where it finds something missing,
- *               and divides by what is zero in a description
+ *     cudnn.c         asks the library, in the order in which torch does (aten/src/ATen/native/cudnn/Conv_v8.cpp)
+ *     partial_sums.c  counts again what it cannot know without a GPU
+ *     server.c        asks from a process of its own, because the library ends the process where it finds something
+ *                     missing, and divides by what is zero in a description
  *
  * The structs pass through a socket: they have no padding. */
 #ifndef MST_PLANS_H
@@ -42,13 +43,29 @@ typedef struct mst_plan {
     int64_t bytes;
 } mst_plan;
 
+/* ---- partial_sums.c ---- */
+
+/* What a plan of Hopper's own kernels says of them. */
+typedef struct mst_knobs {
+    int64_t tile;        /* its number */
+    int64_t depth;       /* 0: 32 elements of a sum at a time, 1: 64, ... */
+    int64_t keeps_whole; /* whether it splits no sums */
+    int64_t cluster_rows, cluster_columns;
+} mst_knobs;
+
+/* The workspace on a Hopper GPU with so many multiprocessors, where cuDNN says `described` without one. */
+int64_t mst_bytes_on_hopper(const mst_convolution *asked, const mst_knobs *knobs, int64_t described,
+                            int64_t processors);
+
 /* ---- cudnn.c: one thread ---- */
 
 enum { MST_REASON = 240 };
 
-/* Loads the library and describes the device to it. `description`: JSON, as cuDNN itself writes it. Returns the
+/* Loads the library and describes the device to it. `description`: JSON, as cuDNN itself writes it.
+ * `hopper_processors`: how many multiprocessors it has if its compute capability is 9.0, otherwise 0. Returns the
  * library's version (9 * 10000 + 100 * minor + patch), or 0 with a reason in words. The library is never unloaded. */
-int64_t mst_cudnn_open(const char *library, const char *description, char reason[MST_REASON]);
+int64_t mst_cudnn_open(const char *library, const char *description, int64_t hopper_processors,
+                       char reason[MST_REASON]);
 /* Only after mst_cudnn_open returned a version. */
 mst_plan mst_cudnn_plan(const mst_convolution *convolution);
 

@@ -15,6 +15,7 @@ enum { MOST_SECONDS = 600 /* of processor time, for all answers */ };
 
 struct what { /* to be loaded */
     const char *library, *description, *driver, *before;
+    long long hopper_processors;
 };
 
 struct hello {
@@ -58,7 +59,7 @@ static void serve(int end, const void *argument)
     setrlimit(RLIMIT_CPU, &(struct rlimit){MOST_SECONDS, MOST_SECONDS});
     load_driver(what->driver);
     load_before(what->before);
-    hello.version = mst_cudnn_open(what->library, what->description, hello.reason);
+    hello.version = mst_cudnn_open(what->library, what->description, what->hopper_processors, hello.reason);
     if (write(end, &hello, sizeof hello) != (ssize_t)sizeof hello || !hello.version)
         return;
     mst_convolution asked;
@@ -73,7 +74,8 @@ static PyObject *plans_open(PyObject *self, PyObject *args)
 {
     (void)self;
     struct what what;
-    if (!PyArg_ParseTuple(args, "ssss:plans_open", &what.library, &what.description, &what.driver, &what.before))
+    if (!PyArg_ParseTuple(args, "ssssL:plans_open", &what.library, &what.description, &what.driver, &what.before,
+                          &what.hopper_processors))
         return NULL;
     int end = mst_fork_apart(serve, &what);
     return end < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(end);
@@ -83,7 +85,8 @@ PyMethodDef mst_plans_methods[] = {
     {"plans_open", plans_open, METH_VARARGS,
      "Start a process that asks cuDNN: (library, description of the device, a library for the driver's place, "
      "libraries\n"
-     "to load before, one a line). The number of a socket for packets, which answers as src/torch/plans/server.c "
+     "to load before, one a line, multiprocessors if it is Hopper's or 0). The number of a socket for packets, which "
+     "answers as src/torch/plans/server.c "
      "says."},
     {NULL, NULL, 0, NULL},
 };

@@ -37,8 +37,22 @@ SOURCE = r"""
 #include <string.h>
 #include <unistd.h>
 static char one;
+#ifdef KNOBS /* of tile, depth of a sum, whole sums, rows and columns of a cluster */
+static const int64_t values[] = {KNOBS};
+static const int kinds[] = {2, 13, 25, 27, 28};
+static char knobs[16];
+static int made;
+#endif
 size_t cudnnGetVersion(void) { return VERSION; }
-int cudnnBackendCreateDescriptor(int kind, void **made) { *made = &one; return 0; }
+int cudnnBackendCreateDescriptor(int kind, void **descriptor)
+{
+    *descriptor = &one;
+#ifdef KNOBS
+    if (kind == 7)
+        *descriptor = &knobs[made++ % 16];
+#endif
+    return 0;
+}
 int cudnnBackendDestroyDescriptor(void *any) { return 0; }
 int cudnnBackendFinalize(void *any) { return 0; }
 int cudnnBackendSetAttribute(void *to, int name, int type, int64_t count, const void *values)
@@ -50,11 +64,19 @@ int cudnnBackendSetAttribute(void *to, int name, int type, int64_t count, const 
     return 0;
 }
 #ifndef LACKS
-int cudnnBackendGetAttribute(void *of, int name, int type, int64_t most, int64_t *count, void *values)
+int cudnnBackendGetAttribute(void *of, int name, int type, int64_t most, int64_t *count, void *values_)
 {
-    *count = name == 1303 ? 0 : 1;
-    if (values && name == 402)
-        *(int64_t *)values = WORKSPACE;
+    *count = name == 1303 || name == 302 ? 0 : 1;
+#ifdef KNOBS
+    if (name == 302)
+        *count = 5;
+    if (name == 600)
+        *(int *)values_ = kinds[(char *)of - knobs];
+    if (name == 601)
+        *(int64_t *)values_ = values[(char *)of - knobs];
+#endif
+    if (values_ && name == 402)
+        *(int64_t *)values_ = WORKSPACE;
     return 0;
 }
 #endif
@@ -222,6 +244,48 @@ def test_two_processes_may_fill_it_at_once(library: Callable[..., pathlib.Path],
     assert version == 91900 and len(known) == 60 and {plan.bytes for plan in known.values()} == {4096}
 
 
+# ---- Hopper's kernels ----
+
+# Answers of cuDNN 9.19 for the description of an H200, and on one, of the 94 % that are found to the byte: pass, type, channels last, images, channels before and
+# after, height, width, kernel, stride, padding; knobs; bytes without and with the GPU.
+ON_HOPPER = [
+    ((2, 0, 1, 64, 64, 64, 56, 56, 3, 1, 1), "5, 0, 0, 1, 1", 295107, 2065047),
+    ((2, 0, 0, 4, 80, 512, 8, 8, 5, 1, 2), "1, 0, 0, 1, 2", 4702355, 4702224),
+    ((2, 1, 1, 8, 64, 640, 160, 120, 5, 1, 2), "1, 1, 0, 2, 4", 524483, 3146079),
+    ((0, 0, 0, 32, 384, 192, 32, 32, 5, 1, 2), "0, 0, 0, 8, 1", 82870419, 89162291),
+    ((1, 0, 0, 3, 112, 1280, 160, 120, 5, 1, 2), "0, 0, 0, 4, 1", 336101603, 335052947),
+    ((1, 2, 0, 64, 64, 64, 7, 5, 3, 1, 1), "5, 1, 1, 4, 1", 647315, 647184),
+    ((2, 1, 0, 2, 64, 768, 96, 96, 3, 1, 1), "1, 1, 0, 1, 3", 31555731, 35094919),
+    ((2, 2, 0, 64, 192, 40, 128, 128, 3, 1, 1), "7, 1, 0, 1, 6", 486677520, 489627231),
+    ((1, 0, 0, 4, 448, 160, 160, 160, 3, 1, 1), "3, 0, 0, 1, 2", 251617427, 268395123),
+    ((0, 0, 1, 96, 64, 384, 96, 72, 3, 1, 1), "0, 0, 0, 1, 2", 131, 1573075),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("shape", "knobs", "described", "real"), ON_HOPPER)
+def test_partial_sums_of_hopper_are_those_of_its_multiprocessors(
+    library: Callable[..., pathlib.Path], shape: tuple[int, ...], knobs: str, described: int, real: int
+) -> None:
+    library(KNOBS=knobs, WORKSPACE=described)
+    what, dtype, last, images, before, after, height, width, kernel, stride, padding = shape
+    sizes = [(size + 2 * padding - kernel) // stride + 1 for size in (height, width)]
+    asked = plans.Asked(
+        what, dtype, last, (images, before, height, width), (after, before, kernel, kernel), (images, after, *sizes),
+        (padding, padding), (stride, stride), (1, 1),
+    )  # fmt: skip
+    assert plans.ask(H200, asked).bytes == real  # type: ignore[union-attr]
+    assert plans.ask(A100, asked).bytes == described  # type: ignore[union-attr]
+
+
+@needs_compiler
+def test_knobs_that_are_not_known_leave_the_answer(library: Callable[..., pathlib.Path]) -> None:
+    for knobs in ("99, 0, 0, 1, 1", "0, 9, 0, 1, 1", "0, 0, 0, 7, 7", "-1, 0, 0, 1, 1", "17, 0, 0, 1, 1"):
+        library(KNOBS=knobs, WORKSPACE=131)
+        plans._answers.clear()
+        assert plans.ask(H200, ASKED).bytes == 131  # type: ignore[union-attr]
+
+
 # ---- what rules make of it ----
 
 
@@ -282,8 +346,7 @@ def test_cudnn_answers_for_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPat
 @needs_cudnn
 @pytest.mark.slow
 def test_answers_agree_with_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the convolutions of 3 by 3 that were measured on an H200 (32 images, float32): without a GPU cuDNN does not
-    know how Hopper's kernels divide their sums."""
+    """Of the convolutions of 3 by 3 that were measured on an H200 (32 images, float32)."""
     monkeypatch.setenv("MODSCOPE_CUDNN", str(LIBRARY))
     if plans.version(H200) not in convolution._LIKE_MEASURED:
         pytest.skip("this version of cuDNN chooses other kernels")
@@ -300,8 +363,8 @@ def test_answers_agree_with_what_was_measured(monkeypatch: pytest.MonkeyPatch) -
                 call.what, 0, call.channels_last, (32, call.inputs, *image), (call.outputs, call.inputs, 3, 3),
                 (32, call.outputs, *image), (1, 1), (1, 1), (1, 1),
             )  # fmt: skip
-            planned = convolution._planned(H200, call, asked)
+            planned, _ = convolution._planned(H200, call, asked)
             assert planned is not None
             count, right = count + 1, right + (planned.bytes == measured)
             near += abs(planned.bytes - measured) <= planned.more
-    assert count > 100 and right > 0.35 * count and near > 0.95 * count
+    assert count > 100 and right > 0.9 * count and near > 0.97 * count

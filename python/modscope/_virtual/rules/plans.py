@@ -27,7 +27,7 @@ __all__ = ["NO_PLAN", "PRODUCT", "Asked", "LibraryPlan", "ask", "note", "version
 
 PLANNED, PRODUCT, NO_PLAN, _NO_ANSWER = range(4)
 _VARIABLE = "MODSCOPE_CUDNN"
-_FORMAT = 1
+_FORMAT = 2
 _MOST_SECONDS = 60.0  # for one answer; plans for which a kernel is compiled take a second
 _MOST_STARTS = 3
 _MOST_CACHED = 8 << 20  # bytes of a file of answers
@@ -160,9 +160,10 @@ class _Refused(Exception):
 class _Server:
     def __init__(self, library: _Library, gpu: GpuAndTorch) -> None:
         driver = pathlib.Path(_native.__file__ or "").with_name("_no_driver.so")
+        hopper = gpu.processors if gpu.capability == (9, 0) else 0
         self.process = os.getpid()
         self._socket = socket.socket(
-            fileno=_native.plans_open(library.path, describe(gpu), str(driver), library.before)
+            fileno=_native.plans_open(library.path, describe(gpu), str(driver), library.before, hopper)
         )
         self._pid = 0
         self.version, self._pid, reason = _HELLO.unpack(self._read(_HELLO.size))
