@@ -59,7 +59,9 @@ static int64_t in_clusters(int64_t tiles, int64_t cluster)
 static struct work work_of(const mst_convolution *asked, const mst_knobs *knobs)
 {
     int64_t rows = tile_sizes[knobs->tile][0], columns = tile_sizes[knobs->tile][1], depth = 32LL << knobs->depth;
-    int64_t inputs = asked->input[1], outputs = asked->weight[0], taps = volume(asked, asked->weight);
+    /* Each group is a convolution of its own. */
+    int64_t inputs = asked->weight[1], groups = divided(asked->input[1], inputs);
+    int64_t outputs = divided(asked->weight[0], groups), taps = volume(asked, asked->weight);
     int64_t before = asked->input[0] * volume(asked, asked->input);
     int64_t after = asked->input[0] * volume(asked, asked->output);
     int64_t high, wide, parts;
@@ -70,8 +72,8 @@ static struct work work_of(const mst_convolution *asked, const mst_knobs *knobs)
     } else {
         high = divided(before, rows), wide = divided(inputs, columns), parts = taps * divided(outputs, depth);
     }
-    return (struct work){in_clusters(high, knobs->cluster_rows) * in_clusters(wide, knobs->cluster_columns), parts,
-                         rows * columns * ELEMENT};
+    int64_t tiles = in_clusters(high, knobs->cluster_rows) * in_clusters(wide, knobs->cluster_columns);
+    return (struct work){groups * tiles, parts, rows * columns * ELEMENT};
 }
 
 /* Into how many parts a kernel splits a tile at most: each time the tree of pairs is one level deeper, the sum has to
@@ -132,7 +134,7 @@ int64_t mst_bytes_on_hopper(const mst_convolution *asked, const mst_knobs *knobs
     int64_t cluster = knobs->cluster_rows * knobs->cluster_columns;
     if (knobs->tile < 0 || knobs->tile >= TILE_SIZES || !tile_sizes[knobs->tile][0] || knobs->depth < 0 ||
         knobs->depth > 3 || knobs->cluster_rows < 1 || knobs->cluster_columns < 1 || cluster > MOST_IN_CLUSTER ||
-        asked->type == MST_FLOAT64 || asked->weight[1] != asked->input[1] /* groups were not compared */)
+        asked->type == MST_FLOAT64 || asked->weight[1] < 1)
         return described;
     const struct work work = work_of(asked, knobs);
     const int64_t few = DESCRIBED / cluster * cluster, many = working_at_once(processors, cluster);
