@@ -211,12 +211,12 @@ gpu-check-models: gpu-check-build ## MemTracker on real models, byte for byte
 	    $(if $(filter cpu,$(DEVICE)),--tiny)
 
 gpu-bench-fit: gpu-check-build ## levers of fit beside runs with the lever applied; JOBS=jobs.py, ONLY="names"
-	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/fit_gpu.py $(JOBS) $(if $(ONLY),--only $(ONLY))
+	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/fit_gpu.py $(JOBS) $(if $(ONLY),--only $(ONLY)) $(if $(RECORDED),--recorded)
 
 gpu-bench-plan: gpu-check-build ## plans of captures of the GPU beside runs with them; JOBS=jobs.py, ONLY="names"
 	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/plan_gpu.py $(JOBS) $(if $(ONLY),--only $(ONLY))
 
-gpu-bench-compiled: gpu-check-build ## compiled jobs on the GPU beside their predictions; ONLY="names"
+gpu-bench-compiled: gpu-check-build ## compiled jobs on the GPU beside their predictions; ONLY="names", RECORDED=1
 	PYTHONPATH="$(GPU_PATH)" $(PYTHON) bench/compiled_gpu.py $(if $(ONLY),--only $(ONLY))
 
 gpu-check-build:

@@ -1,9 +1,11 @@
-"""Compiled jobs on this machine's GPU beside predictions of them: a table of docs/measurements/predictions.md.
+"""Compiled jobs, and jobs with private pools of memory, on this machine's GPU beside predictions of them: a table of
+docs/measurements/predictions.md.
 
-    python bench/compiled_gpu.py [--only NAME ...] [--processes 6]
+    python bench/compiled_gpu.py [--only NAME ...] [--processes 6] [--recorded]
 
 Each job runs four steps in a process of its own, with an empty cache of Inductor, then again on the virtual GPU of the
-same kind. Both print the peaks of torch.cuda, after the first step and after all."""
+same kind. Both print the peaks of torch.cuda, after the first step and after all. With --recorded each job also runs
+under `modscope run`, and what is reserved is replayed from its capture: after how many events the model disagrees."""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import modscope
 from modscope._predict.check import find_real_gpu
 from modscope._virtual.gpus import GPUS
 from torch.nn import functional
@@ -155,6 +158,69 @@ def dropout() -> Step:
     return training(nn.Sequential(*layers).cuda(), lambda: torch.randn(16384, 2048, device="cuda"))
 
 
+def cuda_graph() -> Step:
+    """A training step without a compiler, captured and replayed."""
+    model, inputs = nn.Sequential(*[Block() for _ in range(4)]).cuda(), torch.randn(8, 1024, 768, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
+    graph = torch.cuda.CUDAGraph()
+    state = {"captured": False}
+
+    def train() -> None:
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def step() -> None:
+        if state["captured"]:
+            return graph.replay()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                train()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            train()
+        state["captured"] = True
+
+    return step
+
+
+def graphed_callables() -> Step:
+    blocks = [Block().cuda() for _ in range(4)]
+    sample = torch.randn(8, 1024, 768, device="cuda", requires_grad=True)
+    graphed = torch.cuda.make_graphed_callables(tuple(blocks), tuple((sample,) for _ in blocks))
+    return training(nn.ModuleList(blocks), lambda: torch.randn(8, 1024, 768, device="cuda"), chain(graphed))
+
+
+def chain(functions: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def run_all(x: torch.Tensor) -> torch.Tensor:
+        for function in functions:
+            x = function(x)
+        return x
+
+    return run_all
+
+
+def mem_pools() -> Step:
+    """Weights in one pool, and every other step in another one that is thrown away."""
+    weights = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(weights):
+        model = nn.Sequential(*[Block() for _ in range(4)]).cuda()
+    train = training(model, lambda: torch.randn(8, 1024, 768, device="cuda"), model)
+    state: dict[str, Any] = {"steps": 0, "weights": weights}
+
+    def step() -> None:
+        state["steps"] += 1
+        if state["steps"] % 2:
+            return train()  # type: ignore[return-value]
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            train()
+
+    return step
+
+
 JOBS: dict[str, Callable[[], Step]] = {
     "gpt": gpt,
     "gpt, blocks compiled": lambda: gpt(is_whole=False),
@@ -162,12 +228,16 @@ JOBS: dict[str, Callable[[], Step]] = {
     "gpt, float32": lambda: gpt(in_float32=True),
     "gpt, activation_memory_budget": budget,
     "gpt, reduce-overhead": lambda: gpt(mode="reduce-overhead"),
+    "gpt, max-autotune": lambda: gpt(mode="max-autotune"),
     "graph break": lambda: blocks_in_function(checkpointed=False),
     "checkpointed blocks": lambda: blocks_in_function(checkpointed=True),
     "convolutions": convolutions,
     "FlexAttention": flex_attention,
     "other shapes in each step": shapes,
     "dropout": dropout,
+    "CUDA graph": cuda_graph,
+    "graphed callables": graphed_callables,
+    "MemPool": mem_pools,
 }
 
 
@@ -193,18 +263,29 @@ def peaks_of(words: list[str], environment: dict[str, str]) -> list[int] | str:
     return found[0] if found else ran.stderr[-300:]
 
 
-def compare(name: str) -> str:
+def replay_recorded(job: list[str], folder: str) -> str:
+    """Record the job, and replay its capture."""
+    capture = os.path.join(folder, "recorded.msc")
+    peaks = peaks_of(["-m", "modscope", "run", "-q", "-o", capture, *job], {"TORCHINDUCTOR_CACHE_DIR": folder})
+    if isinstance(peaks, str):
+        return f" {peaks} |"
+    replay = modscope.load(capture).replay("cuda:0")
+    return f" {replay['disagreements']:,} of {replay['replayed']:,} events |"
+
+
+def compare(name: str, is_recorded: bool = False) -> str:
     with tempfile.TemporaryDirectory() as folder:
         job = [__file__, "--job", name]
         predict = ["-m", "modscope", "predict", "-q", "--steps", "99", "--seconds", "0", "-o", f"{folder}/x.msc"]
         gpu = ["--gpu", name_of_this_gpu()]
         real = peaks_of(job, {"TORCHINDUCTOR_CACHE_DIR": folder})
         predicted = peaks_of([*predict, *gpu, *job], {"XDG_CACHE_HOME": folder})
+        recorded = replay_recorded(job, folder) if is_recorded else ""
     if isinstance(real, str) or isinstance(predicted, str):
-        return f"| {name} | {real} | {predicted} |"
+        return f"| {name} | {real} | {predicted} |{recorded}"
     errors = [f"{100 * (one / other - 1):+.2f} %" for one, other in zip(predicted, real, strict=True)]
     mib = [f"{bytes / 2**20:,.0f}" for bytes in real[:2]]
-    return f"| {name} | {mib[0]} | {mib[1]} | {' | '.join(errors)} |"
+    return f"| {name} | {mib[0]} | {mib[1]} | {' | '.join(errors)} |{recorded}"
 
 
 def name_of_this_gpu() -> str:
@@ -220,14 +301,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--processes", type=int, default=6, help="how many jobs run at once")
+    parser.add_argument("--recorded", action="store_true", help="also replay a capture of each job")
     parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
         return run(arguments.job)
-    print("| job | allocated, MiB | reserved, MiB | allocated | reserved | allocated, step 1 | reserved, step 1 |")
-    print("|---|---|---|---|---|---|---|")
+    more = " recorded: the model disagrees at |" if arguments.recorded else ""
+    print(
+        f"| job | allocated, MiB | reserved, MiB | allocated | reserved | allocated, step 1 | reserved, step 1 |{more}"
+    )
+    print("|---|---|---|---|---|---|---|" + "---|" * arguments.recorded)
     with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
-        for row in pool.map(compare, arguments.only):
+        for row in pool.map(lambda name: compare(name, arguments.recorded), arguments.only):
             print(row, flush=True)
 
 

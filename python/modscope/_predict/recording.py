@@ -7,6 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING, NoReturn
 
+from modscope._predict import bytecode
 from modscope._predict.in_script import FACTS, Prediction
 from modscope._predict.options import PredictOptions
 from modscope._predict.result import Result, as_json, failed_early
@@ -25,6 +26,7 @@ _FACTS = "prediction"  # in the end of a capture
 def enter(settings: Settings) -> None:
     """Called before the script's first line."""
     asked = PredictOptions(*settings.prediction)
+    bytecode.keep()
     if asked.real:
         from modscope._predict.check import RealRun
 

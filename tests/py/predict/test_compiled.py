@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import types
 
 import pytest
 import warm_python
@@ -167,6 +168,26 @@ def test_other_ways_to_compile(tmp_path):
     assert ran.status == 0 and ran.out == "[1]\n", ran.err
     assert result["compiled"]["uncompiled_graphs"] == 0 and result["compiled"]["why_uncompiled"] is None
     assert result["compiled"]["graphs"] == 3
+    assert any("compiled with max-autotune, and taken to use the kernels" in note for note in result["notes"])
+
+
+def test_what_was_assumed_is_said_of_graphs_that_come_from_the_cache(tmp_path, monkeypatch):
+    from modscope._virtual.compiled import assumed
+
+    monkeypatch.setattr(assumed.caches, "folder", lambda: str(tmp_path))
+    graph = types.SimpleNamespace(_fx_graph_cache_key="key")
+    first, second = assumed.Assumptions(), assumed.Assumptions()
+    first.begin()
+    first.add(padded=2)
+    first.add(autotuned=1)
+    first.end(graph)
+    for _ in range(2):
+        first.count(graph)
+    second.begin()  # it comes from the cache
+    second.end(graph)
+    second.count(graph)
+    assert first.notes() == second.notes() and "pad 2 matrix products" in first.notes()[0]
+    assert first.notes()[1].startswith("1 graph was compiled with max-autotune")
 
 
 def test_a_graph_that_inductor_cannot_compile_runs_operator_by_operator(tmp_path):

@@ -1,5 +1,10 @@
 """What the command refuses, and how it says so."""
 
+import os
+import py_compile
+import subprocess
+import sys
+
 import pytest
 from modscope.__main__ import main
 from modscope._cli import predict as predict_command
@@ -155,3 +160,24 @@ def test_what_was_asked_reaches_the_script_as_it_is():
     passed = Settings(script, 1, prediction=list(prediction))
     read = Settings.of_text(passed.to_environment()["MODSCOPE_RUN"])
     assert (read.options, PredictOptions(*read.prediction)) == (script, prediction)
+
+
+def test_bytecode_is_kept_in_a_folder_of_its_own_where_python_keeps_none_beside_torch(tmp_path):
+    libraries = tmp_path / "libraries"
+    (libraries / "torch" / "_dynamo").mkdir(parents=True)
+    for module in ("torch", "torch/_dynamo"):
+        write(libraries / module, "", "__init__.py")
+    program = "import sys; from modscope._predict import bytecode; bytecode.keep(); print(sys.pycache_prefix, end='')"
+
+    def prefix(**environment):
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment}
+        environment["PYTHONPATH"] = str(libraries)
+        ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        return ran.stdout or ran.stderr
+
+    own = str(tmp_path / "cache" / "modscope" / "bytecode")
+    assert prefix(PYTHONDONTWRITEBYTECODE="1") == own
+    assert prefix(PYTHONDONTWRITEBYTECODE="") == "None"  # Python keeps it beside torch
+    assert prefix(PYTHONDONTWRITEBYTECODE="1", PYTHONPYCACHEPREFIX=str(tmp_path / "x")) == str(tmp_path / "x")
+    py_compile.compile(str(libraries / "torch" / "_dynamo" / "__init__.py"))
+    assert prefix(PYTHONDONTWRITEBYTECODE="1") == "None"

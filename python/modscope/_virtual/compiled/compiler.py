@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from modscope._virtual.compiled import caches, kernels
+from modscope._virtual.compiled.assumed import Assumptions
 from modscope._virtual.compiled.counts import Counts
 from modscope._virtual.operators import operators
 from modscope._virtual.rules import convolution
@@ -156,6 +157,18 @@ def _nothing(*args: Any, **options: Any) -> None:
     return None
 
 
+class _LazyTemplate:
+    """A template of Inductor that is compiled when it is used first."""
+
+    def __init__(self, compile: Callable[[str], Any], source: str) -> None:
+        self._compile = lambda: compile(source)
+
+    def __getattr__(self, name: str) -> Any:
+        compiled = self._compile()
+        vars(self).update(render=compiled.render)
+        return getattr(compiled, name)
+
+
 class Compiler:
     """torch's compiler for the virtual device. ``prepare`` installs it when a program first compiles something: to
     import Inductor takes seconds."""
@@ -165,8 +178,7 @@ class Compiler:
         the program has set it."""
         self.counts = Counts()
         self._activation_budget = activation_budget
-        self.padded = 0
-        """How many products were taken to be padded, which a real GPU decides by measuring them."""
+        self._assumed = Assumptions()
         self._undo = contextlib.ExitStack()
         self._is_preparing = False
         self._why_no_dynamo: str | None = None
@@ -195,13 +207,20 @@ class Compiler:
 
     def notes(self) -> list[str]:
         """A sentence for each thing that was assumed."""
-        notes = []
-        if self.padded:
-            notes.append(
-                f"Inductor was taken to pad {self.padded} matrix products, whose rows do not begin at multiples of "
-                "16 bytes: on the GPU it measures that."
-            )
-        return notes
+        return self._assumed.notes()
+
+    @staticmethod
+    def _load_inductor() -> None:
+        """Inductor compiles its templates of kernels when it is imported, most of which no program uses."""
+        from torch._inductor.codegen.common import KernelTemplate
+
+        of: Any = KernelTemplate
+        original: Any = of._template_from_string
+        of._template_from_string = staticmethod(lambda source: _LazyTemplate(original, source))
+        try:
+            import torch._inductor.select_algorithm  # noqa: F401
+        finally:
+            of._template_from_string = staticmethod(original)
 
     def _install(self, needed: dict[str, tuple[str, ...]], replace: Callable[[contextlib.ExitStack], None]) -> str:
         with contextlib.ExitStack() as undo:
@@ -209,6 +228,8 @@ class Compiler:
             try:
                 from torch._inductor import config  # first: other modules of Inductor start worker processes
 
+                if needed is _NEEDED:
+                    self._load_inductor()
                 undo.enter_context(config.patch({n: v for n, v in _SETTINGS.items() if hasattr(config, n)}))
                 _check_internals(needed)
             except (_Unusable, ImportError) as error:
@@ -264,6 +285,7 @@ class Compiler:
         called, compiled = graph.__call__, vars(compile_fx)["_compile_fx_inner"]
 
         def call(graph: Any, inputs: Any) -> Any:
+            self._assumed.count(graph)
             with times.compiled():
                 return called(graph, inputs)
 
@@ -286,8 +308,13 @@ class Compiler:
         """Compile a graph; where Inductor fails, the graph runs uncompiled, operator by operator."""
         from torch._functorch._aot_autograd.utils import make_boxed_func
 
+        self._assumed.begin()
         try:
-            return compile(module, inputs, *args, **options)
+            graph = compile(module, inputs, *args, **options)
+            config: Any = importlib.import_module("torch._inductor.config")
+            self._assumed.add(autotuned=int(config.max_autotune or config.max_autotune_gemm))
+            self._assumed.end(graph)
+            return graph
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -299,5 +326,5 @@ class Compiler:
         both. Tensor cores are much faster with padding; without them it only adds copies."""
         text = str(key)  # its last part says whether float32 is computed as tf32
         by_tensor_cores = "float16" in text or text.endswith("True)")
-        self.padded += by_tensor_cores
+        self._assumed.add(padded=int(by_tensor_cores))
         return by_tensor_cores
