@@ -192,14 +192,14 @@ class Prediction:
         """How long a script may go on without using the GPU, if ``asked.seconds`` limits it."""
         return max(self.asked.seconds, _BEFORE_USE)
 
-    def script_ended(self) -> None:
-        """The script has ended, and the end of its recording begins."""
+    def script_ended(self, by_itself: bool) -> None:
+        """The script has ended, by itself or not, and the end of its recording begins."""
         with self._ending:
             self._script_ended = True
         if self._progress is not None:
             self._progress.done()
         if self._look_ahead is not None:
-            self._look_ahead.remove()
+            self._look_ahead.script_ended(by_itself)
 
     def optimizer_step_ended(self) -> None:
         """Note the virtual time on each GPU whose time is wanted. Without an optimizer, a backward has ended."""

@@ -96,8 +96,8 @@ class PredictedRun(RunRecording):
     # ---- the end ----
 
     def _at_exit(self) -> None:
-        self._prediction.script_ended()
         self._stopped |= self._prediction.timed_out
+        self._prediction.script_ended(by_itself=not self._stopped)
         super()._at_exit()
 
     def _stopped_by(self) -> str:

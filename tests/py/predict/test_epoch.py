@@ -219,10 +219,23 @@ def test_a_worker_that_dies_says_so(tmp_path):
     assert "exited unexpectedly" in found["read_error"] and 0 < found["batches"] <= 25
 
 
-def test_a_script_without_a_loader_is_told_so(tmp_path):
-    text = "net = Net().cuda()\noptimizer = torch.optim.SGD(net.parameters(), 1.0)\nfor _ in range(5):\n"
-    text += "    net(torch.ones(2, 8, dtype=torch.long).cuda()).backward()\n    optimizer.step()\n"
-    ran = predict(tmp_path, "--epoch", "--gpu", "80GiB", script(tmp_path, text))
+PLAIN = """
+    net = Net().cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 1.0)
+    for number in range(int(sys.argv[1])):
+        net(torch.ones(2, 100 + 3000 * (number == 5), dtype=torch.long).cuda()).backward()
+        optimizer.step()
+"""
+
+
+def test_without_a_loader_the_own_steps_of_the_script_are_the_batches(tmp_path):
+    name = script(tmp_path, PLAIN)
+    found = epoch(tmp_path, "--gpu", "80GiB,1GiB", "--steps", "100", name, "8")
+    plenty, little = found["gpus"]
+    assert found["loader"] == "" and found["batches"] == 8 and found["is_whole_epoch"] and found["shapes"] == 2
+    assert plenty["reserved_at"]["step"] == 6 == little["failure"]["step"] and plenty["fits"]
+    assert plenty["reserved_at"]["shape"] == [2, 3100] and 100 <= little["cap"]["value"] < 3100
+    ran = predict(tmp_path, "--epoch", "--gpu", "80GiB", name, "3")
     assert ran.status == 1 and "there is no epoch to read" in " ".join(ran.err.split())
 
 

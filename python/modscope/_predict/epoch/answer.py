@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from modscope._predict.epoch.plain_loop import LEAST_STEPS
 from modscope._predict.epoch.report import (
     EpochBatch,
     EpochCap,
@@ -70,8 +71,8 @@ def why_no_epoch(facts: Facts) -> str:
     if facts.get("ended") == "exception":
         return f"the script failed before steps of all shapes were predicted: {describe_error({**facts})}."
     return (
-        "no two training steps took batches of one torch.utils.data.DataLoader, so there is no epoch to read. "
-        "Predict the script's own steps instead, with --steps and without --epoch."
+        "no two training steps took batches of one torch.utils.data.DataLoader, so there is no epoch to read, and the "
+        f"script took fewer than {LEAST_STEPS} steps of its own. Let it take more: --steps 200, or --steps 1000"
     )
 
 

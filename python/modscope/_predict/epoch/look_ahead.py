@@ -3,6 +3,7 @@ batches of the shapes that are wanted, after another process has read the shapes
 
 from __future__ import annotations
 
+import array
 import contextlib
 import functools
 import json
@@ -16,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from modscope._predict.epoch.batch_shapes import Features, Shape, shape_of
+from modscope._predict.epoch.plain_loop import PlainLoop
 from modscope._predict.epoch.reader import Reader, fork_reader
 from modscope._predict.epoch.spool import Spool
 from modscope._predict.epoch.steps_of_shapes import (
@@ -91,6 +93,8 @@ class LookAhead:
         self._shapes: list[Shape] = []
         self._notes: list[str] = []
         self._iterated: list[str] = []
+        self._plain = PlainLoop(self._log_count)
+        self._leave_plain: Callable[[], None] | None = None
 
     @property
     def has_loader(self) -> bool:
@@ -124,8 +128,22 @@ class LookAhead:
 
         DataLoader.__iter__ = __iter__
         module._BaseDataLoaderIter.__next__ = __next__
+        self._leave_plain = self._plain.install()
+        self._undo.callback(self._forget_plain)
         self._undo.callback(setattr, DataLoader, "__iter__", iterate)
         self._undo.callback(setattr, module._BaseDataLoaderIter, "__next__", advance)
+
+    def script_ended(self, by_itself: bool) -> None:
+        """Without a DataLoader, what is known are the script's own steps. ``by_itself``: it took no more of them."""
+        if self._leave_plain is not None and self._plain.has_steps:
+            self._write(self._plain_document(by_itself))
+        self.remove()
+
+    def _forget_plain(self) -> None:
+        """The script iterates a DataLoader."""
+        if self._leave_plain is not None:
+            self._leave_plain()
+            self._leave_plain = None
 
     def remove(self) -> None:
         self._undo.close()
@@ -155,19 +173,22 @@ class LookAhead:
         return watched
 
     def step_ended(self) -> None:
-        """A training step has ended: the loader that gave the last batch is the one of training."""
-        latest = self._latest
-        if latest is None or not self._is_here():
+        """A training step has ended. The loader that gave batches for two steps is the one of training."""
+        if not self._is_here():
             return
-        if self._training is None:
-            if latest.reader is None and self._before is None:
-                return
+        if self._leave_plain is not None:
+            self._plain.step_ended()
+        latest, self._latest = self._latest, None
+        if latest is None:
+            return
+        latest.steps.append(len(latest.marks))
+        is_known = latest.reader is not None or self._before is not None
+        if self._training is None and is_known and len(latest.steps) == _WARM_STEPS:
             self._choose(latest)
-        if latest is self._training:
-            latest.steps.append(len(latest.marks))
 
     def _choose(self, training: _Loader) -> None:
         self._training = training
+        self._forget_plain()
         if self._before is not None:
             self._spool = Spool(self._before["folder"])
             return
@@ -184,9 +205,7 @@ class LookAhead:
     # ---- batches ----
 
     def _next(self, watched: _Loader, advance: Callable[[], Any]) -> Any:
-        from modscope import _native
-
-        watched.marks.append(_native.virtual_log_count(self._device()))
+        watched.marks.append(self._log_count())
         if watched is self._training and (self._read is not None or len(watched.steps) >= _WARM_STEPS):
             return self._wanted(watched)
         try:
@@ -288,6 +307,11 @@ class LookAhead:
         self._queue += self._queue[-1:] * (1 + steps.facts["lag"])
         return bool(chosen)
 
+    def _log_count(self) -> int:
+        from modscope import _native
+
+        return _native.virtual_log_count(self._device())
+
     def _log(self) -> bytes:
         from modscope import _native
 
@@ -312,12 +336,29 @@ class LookAhead:
             "longest": self._longest_samples(watched),
             "folder": self._spool.folder if self._spool else "",
         }
+        self._write(document)
+        self.remove()
+        self._stop()
+
+    def _plain_document(self, is_whole: bool) -> dict[str, Any]:
+        shapes, steps = self._plain.as_read()
+        read = ReadAhead(shapes, array.array("I", steps), is_whole, 0.0, "", "")
+        return {
+            "place": "",
+            "length": len(steps) if is_whole else None,
+            "other_loaders": [],
+            "notes": self._notes,
+            "read": read.as_json(),
+            "sampled": Sampled(self._plain.marks, steps, _WARM_STEPS, 1)._asdict(),
+            "longest": {},
+            "folder": "",
+        }
+
+    def _write(self, document: dict[str, Any]) -> None:
         path = os.path.join(self._part, EPOCH)
         with open(f"{path}.new", "w", encoding="utf-8") as file:
             json.dump(document, file)
         os.replace(f"{path}.new", path)
-        self.remove()
-        self._stop()
 
     def _about(self, watched: _Loader) -> list[str]:
         """What training got should be what was read ahead."""

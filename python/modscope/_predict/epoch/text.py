@@ -52,7 +52,11 @@ def describe_read(figures: EpochReport) -> str:
     how_many = f"{count:,} batches" if count != 1 else "1 batch"
     if not figures["is_whole_epoch"]:
         how_many = f"the first {how_many}" + (f" of {of:,}" if of else "")
-    text = f"{how_many} of the DataLoader at {figures['loader']} were read in {seconds(figures['read_seconds'])}: "
+    if figures["loader"]:
+        text = f"{how_many} of the DataLoader at {figures['loader']} were read in {seconds(figures['read_seconds'])}: "
+    else:
+        which = "" if figures["is_whole_epoch"] else "first "
+        text = f"The script iterates no DataLoader. Its {which}{counted(count, 'step')} were predicted: "
     smallest, largest = figures["smallest"], figures["largest"]
     if smallest is None or largest is None:
         text += "it has none."
@@ -62,6 +66,8 @@ def describe_read(figures: EpochReport) -> str:
         text += f"{shapes:,} shapes, {_shape(smallest)} to {_shape(largest)}."
     if figures["read_error"]:
         text += f" Then reading failed: {clean(figures['read_error'])}."
+    elif not figures["is_whole_epoch"] and not figures["loader"]:
+        text += " What follows them is not known (--steps, --seconds)."
     elif not figures["is_whole_epoch"]:
         text += " What follows them was not read (--epoch-batches, --seconds)."
     return text
