@@ -211,6 +211,12 @@ def test_a_dataset_that_fails_says_why(tmp_path):
     assert found["read_error"] == "OSError: gone" and found["batches"] == 25
 
 
+def test_batches_that_are_made_on_the_gpu_are_named(tmp_path):
+    text = "train(DataLoader(Texts(), batch_size=4, collate_fn=lambda samples: padded(samples).cuda()))"
+    ran = predict(tmp_path, "--epoch", "--gpu", "80GiB", script(tmp_path, text))
+    assert ran.status == 1 and "Let it make batches on the CPU" in " ".join(ran.err.replace("[modscope]", "").split())
+
+
 def test_a_worker_that_dies_says_so(tmp_path):
     dying = "import os\nclass Bad(Texts):\n    def __getitem__(self, index):\n        if index == 100: os._exit(1)\n"
     dying += "        return super().__getitem__(index)\n"

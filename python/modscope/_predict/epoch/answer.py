@@ -34,6 +34,8 @@ _ALONE = 3
 _INEXACT = 0.05
 """By so much of their bytes sizes may be off that are interpolated between shapes."""
 _TRIALS = 24
+_NO_CUDA_HERE = "re-initialize CUDA in forked subprocess"
+"""What torch says where a forked process uses CUDA."""
 
 
 class EpochRun(NamedTuple):
@@ -77,6 +79,11 @@ def why_no_epoch(facts: Facts) -> str:
 
 
 def why_unreadable(run: EpochRun) -> str:
+    if _NO_CUDA_HERE in run.read.error:
+        return (
+            f"the DataLoader at {run.place} could not be read ahead: its dataset or collate function uses the GPU. Let "
+            "it make batches on the CPU, and move them to the GPU in the training loop."
+        )
     return f"the DataLoader at {run.place} could not be read ahead: {run.read.error or 'it has no batches'}."
 
 
