@@ -175,9 +175,9 @@ int ms_block_add(ms_ledger *ledger, const ms_thread *thread, uint64_t address, u
 /* Like ms_block_add, and this stack made the block. */
 int ms_block_add_at(ms_ledger *ledger, const ms_thread *thread, ms_stack stack, uint64_t address, uint64_t bytes,
                     uint32_t device);
-/* Like ms_block_add_at, but the block belongs to `path`, in whose place the thread runs code that does not call it: that
- * of a compiler, for several modules at once. A thread that is idle is in forward then. MS_EINVAL for a path that the
- * watch does not have, too. */
+/* Like ms_block_add_at, but the block belongs to `path`, in whose place the thread runs code that does not call it:
+ * that of a compiler, for several modules at once. A thread that is idle is in forward then. MS_EINVAL for a path that
+ * the watch does not have, too. */
 int ms_block_add_for(ms_ledger *ledger, const ms_thread *thread, ms_path path, ms_stack stack, uint64_t address,
                      uint64_t bytes, uint32_t device);
 /* Like ms_block_add, for a thread that the watch does not know: it is in this phase, and `path` is its innermost. */

@@ -5,8 +5,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards every model, and `current` */
-static struct mst_virtual_model *current[MST_MOST_VIRTUAL];          /* of the installed devices */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* guards every model, and `current` */
+static struct mst_virtual_model *current[MST_MOST_VIRTUAL]; /* of the installed devices */
 static _Atomic int device_count;
 static _Thread_local struct mst_virtual_block *handed_over;
 static _Thread_local int current_device;

@@ -153,8 +153,7 @@ static void append_given(void *context, const ms_block_info *info)
         return;
     struct mst_virtual_block *block = (struct mst_virtual_block *)(uintptr_t)info->name;
     if (MS__ARRAY_GROW(list->items, list->room, list->count + 1))
-        list->items[list->count++] =
-            (struct given){mst_virtual_address(block), info->requested, info->stream, block};
+        list->items[list->count++] = (struct given){mst_virtual_address(block), info->requested, info->stream, block};
     else
         list->failed = true;
 }

@@ -97,13 +97,12 @@ static void append_block(void *context, const ms_block_info *block)
     static const char *const states[] = {"inactive", "active_allocated", "active_pending_free"};
     if (PyErr_Occurred())
         return;
-    mst_append_new(context,
-                   Py_BuildValue("(KKKKKKsOOK)", (unsigned long long)block->segment_address,
-                                 (unsigned long long)block->segment_bytes, (unsigned long long)block->address,
-                                 (unsigned long long)block->bytes, (unsigned long long)block->requested,
-                                 (unsigned long long)block->stream, states[block->state],
-                                 block->is_small ? Py_True : Py_False, block->is_expandable ? Py_True : Py_False,
-                                 (unsigned long long)block->pool));
+    mst_append_new(context, Py_BuildValue("(KKKKKKsOOK)", (unsigned long long)block->segment_address,
+                                          (unsigned long long)block->segment_bytes, (unsigned long long)block->address,
+                                          (unsigned long long)block->bytes, (unsigned long long)block->requested,
+                                          (unsigned long long)block->stream, states[block->state],
+                                          block->is_small ? Py_True : Py_False,
+                                          block->is_expandable ? Py_True : Py_False, (unsigned long long)block->pool));
 }
 
 static PyObject *virtual_blocks(PyObject *self, PyObject *device)

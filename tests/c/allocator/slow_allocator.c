@@ -371,7 +371,8 @@ static void collect_garbage(struct slow_allocator *slow)
         for (int pass = 0; pass < 2; pass++)
             for (int i = 0; i < SLOW_BLOCKS; i++) {
                 struct slow_block *block = &slow->blocks[i];
-                if (block->state != SLOW_FREE || block->small || ms_pool_of_stream(block->stream) || block->expandable || !is_whole(block))
+                if (block->state != SLOW_FREE || block->small || ms_pool_of_stream(block->stream) ||
+                    block->expandable || !is_whole(block))
                     continue;
                 double age = (double)(slow->searches[0] - block->freed_search);
                 if (pass == 0) {
