@@ -110,7 +110,7 @@ def _row(batches: Batches, gpu: Gpu) -> BatchOnGpu:
     reserved = batches.replay(largest or 1).reserved
     is_far = largest is not None and largest > _FAR * batches.large_size
     made = _judged(batches.large, gpu, capacity, largest, reserved, is_far)
-    if made["verdict"] == OPEN:
+    if made["verdict"] == OPEN and made["largest_for_sure"] is not None:
         made["largest_for_sure"] = batches.largest(max(capacity - made["margin"], 0))
     return made
 
@@ -120,6 +120,7 @@ def _judged(job: Job, gpu: Gpu, capacity: int, largest: int | None, reserved: in
     by the largest batch; if not even 1 fits, by that."""
     sure = certainty_of(gpu, job.capture, job.device, reserved, nccl_bytes(job.capture))
     verdict = judge(sure, capacity - reserved, capacity, largest is not None, 0, lambda other: reserved <= other)
+    has_other_kernels = other_kernels(job.capture, gpu) is not None
     return {
         "gpu": gpu.name,
         "title": gpu.title,
@@ -128,8 +129,8 @@ def _judged(job: Job, gpu: Gpu, capacity: int, largest: int | None, reserved: in
         "reserved": reserved,
         "is_far": is_far,
         **verdict.as_json(),
-        "largest_for_sure": largest,
-        "has_other_kernels": other_kernels(job.capture, gpu) is not None,
+        "largest_for_sure": None if has_other_kernels or is_far else largest,
+        "has_other_kernels": has_other_kernels,
     }
 
 

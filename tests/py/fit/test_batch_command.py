@@ -150,6 +150,15 @@ def test_the_largest_batch_is_too_close_to_tell() -> None:
     assert (row["largest"], row["largest_for_sure"], row["verdict"]) == (8, 8, "fits")
 
 
+@pytest.mark.parametrize("is_far, of_another", [(True, False), (False, True)])
+def test_no_batch_is_sure_of_another_generation_or_far_from_those_captured(monkeypatch, is_far, of_another) -> None:
+    monkeypatch.setattr(_batch, "other_kernels", lambda capture, gpu: object() if of_another else None)
+    gpu = Gpu("some", "Some GPU", 1 << 30, (9, 0), 1)
+    job = SimpleNamespace(capture=SimpleNamespace(info={}, end={}, main_device="cuda:0"), device="cuda:0")
+    made = _batch._judged(job, gpu, 1 << 30, 8, 1 << 29, is_far)  # type: ignore[arg-type]
+    assert (made["largest"], made["largest_for_sure"]) == (8, None)
+
+
 @pytest.mark.parametrize("largest", [1, 8, 9, 100, 5000])
 def test_a_script_is_predicted_a_few_times(largest: int) -> None:
     def reserved(batch: int) -> int:
