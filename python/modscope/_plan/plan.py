@@ -16,7 +16,7 @@ from modscope._read.categories import Category
 from modscope._read.load import Capture
 from modscope._read.ranks import world_of
 from modscope._read.step_time import step_time
-from modscope._read.text import rough_size
+from modscope._read.text import rough_size, size
 from modscope._read.types import CaptureError
 from modscope._virtual.gpus import Gpu
 
@@ -268,14 +268,14 @@ def _lasting_bytes(problem: Problem) -> dict[str, int]:
 def _describe_too_small(problem: Problem, search: Search, budget: int, advice: str) -> str:
     least = problem.reserved(search.least())
     lasting = _lasting_bytes(problem)
-    remain = rough_size(sum(lasting.values()))
+    remain = size(sum(lasting.values()))
     what = "allocates" if problem.is_cpu else "reserves"
-    begin = f"The run does not fit {rough_size(budget)} by checkpointing alone: "
+    begin = f"The run does not fit {size(budget)} by checkpointing alone: "
     if lasting[Category.PARAM] > budget:
-        return f"{begin}its parameters take {rough_size(lasting[Category.PARAM])}. {advice}"
+        return f"{begin}its parameters take {size(lasting[Category.PARAM])}. {advice}"
     if not problem.candidates:
         return f"{begin}no module below a root module keeps anything for backward. {advice}"
     return (
-        f"{begin}with every module that helps checkpointed it still {what} {rough_size(least)}. "
+        f"{begin}with every module that helps checkpointed it still {what} {size(least)}. "
         f"{remain} of parameters, buffers, gradients and state remain. {advice}"
     )
