@@ -22,6 +22,7 @@ from modscope.__main__ import main
 from modscope._cli import calibrate as _calibrate
 from modscope._cli.json_schema import schema
 from modscope._cli.main import COMMANDS
+from modscope._fit import activation_budget
 from modscope._predict import calibrate_measure
 from modscope._predict import check as _predict_check
 from modscope._show.output_file import SCHEMA
@@ -78,6 +79,15 @@ COMPILED = """
         print("here")
         return y * 2
     function(torch.ones(3, device="cuda"))
+"""
+COMPILED_TRAINING = """
+    import torch
+    net = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(3):
+        torch.compile(net, backend="aot_eager")(torch.ones(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 """
 FORKS = """
     import os, torch
@@ -289,6 +299,7 @@ def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, m
         "sharded": SHARDED,
         "parts": PARTS,
         "compiled": COMPILED,
+        "compiled_training": COMPILED_TRAINING,
         "forks": FORKS,
         "epoch": EPOCH,
     }
@@ -301,6 +312,8 @@ def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, m
     record_leak(tmp_path / "leak.msc")
     record_leak(tmp_path / "again.msc", 2000)
     run("predict --gpu h100 compiled.py", apart=True)  # replaces its process
+    monkeypatch.setattr(activation_budget, "BUDGETS", ())  # one prediction is enough
+    run("plan compiled_training.py --budget 70GiB")
     monkeypatch.setattr(_predict_check, "find_real_gpu", lambda: ("NVIDIA H200", 150_000_000_000))
     pretend_to_measure(monkeypatch)
     budget = modscope.load(tmp_path / "large.msc").peaks["cpu"].bytes * 9 // 10
