@@ -4,7 +4,7 @@
  * A function is looked up by its code object, and its places by instruction:
  *
  *     table   code -> of_unit   [ 0 0 1 1 1 2 2 0 3 ... ]     a place for each code unit; 0: none
- *                     places    [ model.py:12, model.py:13, ... ]
+ *                     places    [ line 12, line 13, ... ]
  *                     callers   the path of a caller -> the owner of each place; several layers of a model may share
  *                               one function, and each is a caller of its own
  *
