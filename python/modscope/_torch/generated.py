@@ -236,16 +236,18 @@ def _called(place: _Place) -> str:
 def _callers(graph: _Graph, owners: list[str]) -> Iterator[tuple[int, list[int]]]:
     """The owners of places, by the caller's path. What one layer's forward was compiled to, others of its class may
     run, too: dynamo reaches each as ``self``."""
-    yield graph.caller, _numbers(graph, owners)
-    reference = graph.scopes["L"].get("self")
-    own = reference() if reference else None
+    variables = graph.scopes["L"]
+    name = next((each for each in ("self", "fn") if each in variables), "")
+    own = variables[name]() if name else None
     if not isinstance(own, torch.nn.Module):
+        yield graph.caller, _numbers(graph, owners)
         return
-    for module in _native.known_instances(type(own)):
-        variables = {**graph.scopes["L"], "self": weakref.ref(module)}
-        if module is not own:
-            of_other = _numbers(graph._replace(scopes={**graph.scopes, "L": variables}), owners)
-            yield _native.path_of_module(module), of_other
+    others = [module for module in _native.known_instances(type(own)) if module is not own]
+    if not others or graph.caller == _native.path_of_module(own):  # else it is not known which of them runs
+        yield graph.caller, _numbers(graph, owners)
+    for module in others:
+        scopes = {**graph.scopes, "L": {**variables, name: weakref.ref(module)}}
+        yield _native.path_of_module(module), _numbers(graph._replace(scopes=scopes), owners)
 
 
 def _numbers(graph: _Graph, owners: list[str]) -> list[int]:

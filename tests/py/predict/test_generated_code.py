@@ -230,7 +230,7 @@ class Torch:
 
 class Names(dict):
     def __missing__(self, name):
-        if name.startswith(("triton_", "cpp_")):
+        if name.startswith(("triton_", "cpp_", "assert_")):
             return Nothing()
         raise KeyError(name)
 

@@ -159,15 +159,11 @@ def test_what_inductor_generates_allocates_for_the_modules_that_it_computes():
     with mt:
         for _ in range(2):  # the first time it is compiled
             kept = net(x), function(x)
-            want = {
-                "Net.layers.0.0": 96,
-                "Net.layers.1.0": 96,
-                "Net.layers.0.1": 64,
-                "Net.layers.1.1": 64,
-                "Other.low": 32,
-            }
-            found = {fqn: of_module(mt, fqn)["Activation"] for fqn in want}
-            assert found == {fqn: 16 * columns * 4 for fqn, columns in want.items()}
+            columns = {"Net.layers.0.0": 96, "Net.layers.1.0": 96, "Net.layers.0.1": 64, "Net.layers.1.1": 64}
+            found = {fqn: of_module(mt, fqn)["Activation"] // (16 * 4) for fqn in [*columns, "Net"]}
+            # Since torch 2.15 the call is compiled, too, and which layer runs is not seen.
+            assert found in ({**columns, "Net": 0}, {**dict.fromkeys(columns, 0), "Net": sum(columns.values())})
+            assert of_module(mt, "Other.low")["Activation"] == 16 * 32 * 4
             (kept[0].sum() + kept[1].sum()).backward()
             assert held(mt) == held_by([net, other])
             assert of_module(mt, "Net.layers.1.0")["Gradient"] == (64 * 96 + 96) * 4
