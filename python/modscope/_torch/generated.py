@@ -106,6 +106,14 @@ def _owner_at(graph: _Graph, path: str) -> Any:
     return found if isinstance(found, torch.nn.Module) else None
 
 
+def _outermost(graph: _Graph, path: str) -> Any:
+    """The first module on the way to the one that dynamo reaches by this path."""
+    names = path[path.find("]") + 1 :].split(".")
+    base = path[: path.find("]") + 1]
+    ways = (base + ".".join(names[:count]) for count in range(1, len(names) + 1))
+    return next((module for way in ways if (module := _owner_at(graph, way)) is not None), None)
+
+
 # ---- generated text ----
 
 _SOURCES = re.compile(r"# (?:Topologically Sorted|Unsorted) Source Nodes: \[([^\]]*)\]")
@@ -239,6 +247,8 @@ def _callers(graph: _Graph, owners: list[str]) -> Iterator[tuple[int, list[int]]
     variables = graph.scopes["L"]
     name = next((each for each in ("self", "fn") if each in variables), "")
     own = variables[name]() if name else None
+    if name == "fn" and not isinstance(own, torch.nn.Module):  # what torch.compile has made of a module
+        own = next((each for path in owners if (each := _outermost(graph, path)) is not None), None)
     if not isinstance(own, torch.nn.Module):
         yield graph.caller, _numbers(graph, owners)
         return
