@@ -29,7 +29,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--top", action="store_true", help=top)
 
 
-class _Watched(NamedTuple):
+class _FollowedRun(NamedTuple):
     """A script that ran while its capture was followed."""
 
     lines: list[str]
@@ -37,7 +37,7 @@ class _Watched(NamedTuple):
     status: int
 
 
-def report(arguments: Namespace, load: Load) -> _Watched:
+def report(arguments: Namespace, load: Load) -> _FollowedRun:
     """Without --top, this process becomes the script's, which prints everything at its end (_record/in_process.py)."""
     if arguments.no_capture and (arguments.output or arguments.force or arguments.follow_fork or arguments.top):
         arguments.error("--no-capture writes no file, so it cannot be combined with -o, -f, --follow-fork or --top")
@@ -48,7 +48,7 @@ def report(arguments: Namespace, load: Load) -> _Watched:
     return _run_and_follow(options_of(ScriptOptions, arguments))
 
 
-def text(watched: _Watched, screen: Screen, arguments: Namespace) -> list[str]:
+def text(watched: _FollowedRun, screen: Screen, arguments: Namespace) -> list[str]:
     lines = [line for each in watched.lines for line in screen.wrap(each)]
     return lines + (next_command("See it", "summary", watched.capture) if watched.capture else [])
 
@@ -56,7 +56,7 @@ def text(watched: _Watched, screen: Screen, arguments: Namespace) -> list[str]:
 # ---- --top ----
 
 
-def _run_and_follow(options: ScriptOptions) -> _Watched:
+def _run_and_follow(options: ScriptOptions) -> _FollowedRun:
     check_target(options.target)
     root = os.path.splitext(options.output)[0] if options.output else f"modscope-{stem(options)}.{os.getpid()}"
     printed = f"{root}.log"
@@ -76,7 +76,7 @@ def _run_and_follow(options: ScriptOptions) -> _Watched:
         raise
     status = script.returncode if script.returncode >= 0 else 128 - script.returncode
     lines = [*followed[0], f"The script ended with status {status}. What it printed is in {printed}"]
-    return _Watched(lines, followed[1], status)
+    return _FollowedRun(lines, followed[1], status)
 
 
 def _follow(script: subprocess.Popen[bytes]) -> tuple[list[str], str]:

@@ -22,7 +22,7 @@ _SLACK = 2.0  # seconds by which a process may seem younger than its capture
 _ENDS = {"finished": "it has ended", "interrupted": "it was interrupted", "terminated": "it was ended by SIGTERM"}
 
 
-class Row(NamedTuple):
+class LiveRow(NamedTuple):
     name: str
     now: int
     peak: int
@@ -128,7 +128,7 @@ class LiveCapture:
             filter(lambda device: device.peak, found), key=lambda device: (device.name == "cpu", -device.peak)
         )
 
-    def rows(self, device: LiveDevice, view: str) -> list[Row]:
+    def rows(self, device: LiveDevice, view: str) -> list[LiveRow]:
         """Modules whose names differ only in numbers are one row, and so are stacks with the same line."""
         if self._live is None:
             return []
@@ -170,7 +170,7 @@ class LiveCapture:
 _merged: dict[str, str] = {}
 
 
-def _grouped(made: Iterable[tuple[str, int, int, int]], steps: int, view: str) -> list[Row]:
+def _grouped(made: Iterable[tuple[str, int, int, int]], steps: int, view: str) -> list[LiveRow]:
     sums: dict[str, list[int]] = {}
     alike: dict[str, set[str]] = {}
     for name, *figures in made:
@@ -185,7 +185,7 @@ def _grouped(made: Iterable[tuple[str, int, int, int]], steps: int, view: str) -
     for name, (now, peak, growth) in sums.items():
         members = alike.get(name, {name})
         shown = label(min(members)) if len(members) == 1 else f"{name} ({len(members)} alike)"
-        rows.append(Row(shown, now, peak, round(growth / steps)))
+        rows.append(LiveRow(shown, now, peak, round(growth / steps)))
     return [row for row in rows if row.now or row.peak or row.growth]
 
 

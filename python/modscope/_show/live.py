@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from modscope._read.categories import CATEGORIES
-from modscope._read.live import LiveCapture, LiveDevice, Row
+from modscope._read.live import LiveCapture, LiveDevice, LiveRow
 from modscope._read.text import clean, duration, size
 from modscope._show.terminal import Screen
 
@@ -117,5 +117,5 @@ def _table(capture: LiveCapture, device: LiveDevice, view: View, screen: Screen,
     return lines[:most]
 
 
-def _growth(row: Row, device: LiveDevice) -> str:
+def _growth(row: LiveRow, device: LiveDevice) -> str:
     return signed(row.growth) if device.growth_steps else ""
