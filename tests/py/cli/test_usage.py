@@ -94,6 +94,7 @@ def test_an_option_without_a_command(modscope):
 WORDS = [
     "run",
     "predict",
+    "top",
     "fit",
     "batch",
     "plan",
@@ -138,12 +139,12 @@ def test_no_command_shows_the_help(modscope):
 
 
 def test_the_examples_work(modscope, captures, tmp_path):
-    """Examples of scripts are left out, and those of fit and batch, which need two batches."""
+    """Examples of scripts and of what is running are left out, and those of fit and batch, which need two batches."""
     for name in ("run", "before", "after"):
         (captures / f"{name}.msc").write_bytes(CAPTURES["train"]())
     for rank in "01":
         (captures / f"rank{rank}.msc").write_bytes(train(4, rank=rank, world="2").end(how="finished"))
-    for word in WORDS[4:-3] + ["help"]:
+    for word in WORDS[5:-3] + ["help"]:
         _, out, _ = modscope(f"{word} --help", 120)
         lines = re.findall(r"^  modscope (.*)", out[out.rindex("Example") :], re.M)
         for line in (line for line in lines if ".py" not in line):
