@@ -143,7 +143,7 @@ TEST(a_capture_has_the_names_of_those_older_modules_that_it_mentions)
     CHECK(strcmp(name_in(reader, inner), "generator.inner") == 0);
     CHECK(strcmp(name_in(reader, last), "last") == 0);
     CHECK(strcmp(name_in(reader, newer), "outer.newer") == 0);
-    CHECK(strcmp(name_in(reader, unused[0]), "?") == 0 && strcmp(name_in(reader, unused[1]), "?") == 0);
+    CHECK(!*name_in(reader, unused[0]) && !*name_in(reader, unused[1]));
     ms_reader_close(reader);
     check_file(fd);
     close_scene();

@@ -82,7 +82,7 @@ static int read_names(ms_reader *reader, struct payload *payload)
             return MS_EFORMAT;
         if (!grow_paths(reader, path))
             return MS_ENOMEM;
-        if (path > MS_UNKNOWN && *name)
+        if (path > MS_UNKNOWN)
             reader->paths[path] = (struct ms__name){name, (ms_path)parent, (uint32_t)nth};
     }
     return payload->bytes.bad ? MS_EFORMAT : MS_OK;
