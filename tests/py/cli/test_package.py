@@ -4,6 +4,7 @@ commands, and pickles written by earlier versions load; captures are read where 
 import ast
 import collections
 import importlib.util
+import os
 import pathlib
 import pickle
 import shutil
@@ -213,7 +214,11 @@ def test_every_command_that_reads_a_capture_works_without_the_tracker(tmp_path):
     package = pathlib.Path(modscope.__file__).parent
     shutil.copytree(package, tmp_path / "modscope", ignore=shutil.ignore_patterns("_native*", "__pycache__"))
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, RUN], capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": "."}
+        [sys.executable, "-c", PROGRAM, RUN],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": "."},
     )
     assert ran.returncode == 0, ran.stderr
     *_, read, said = ran.stdout.splitlines()
