@@ -45,7 +45,7 @@ def why_not(operator: Any) -> str | None:
     return "returns a view" if any(result.alias_info is not None for result in schema.returns) else None
 
 
-def _is_random(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether it draws random numbers. Attention without dropout does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
         return False
@@ -144,7 +144,7 @@ class _Keep(_Pass):
         is_wanted = place in self.region.wanted
         if not is_wanted and not self.keeps_random:
             return result
-        is_random = _is_random(operator, args, kwargs)
+        is_random = draws_random_numbers(operator, args, kwargs)
         if (is_wanted or is_random) and why_not(operator) is None and not (self.draws_again and is_random):
             if is_random and not self.keeps_random:
                 self.keeps_random = True
@@ -327,7 +327,7 @@ class _Policy:
 
         again, name = bool(context.is_recompute), name_of(operator)
         self._counts[again][name] += 1
-        is_random = _is_random(operator, args, kwargs)
+        is_random = draws_random_numbers(operator, args, kwargs)
         is_kept = (name, self._counts[again][name]) in self._wanted or (self._keeps_random[again] and is_random)
         if not is_kept or why_not(operator) is not None:
             return CheckpointPolicy.PREFER_RECOMPUTE
