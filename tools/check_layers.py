@@ -239,7 +239,7 @@ ROOMS = {
     "_torch": {"_read"},
     "_virtual": {"_read", "_torch"},
     "_read": set(),
-    "_trackers": {"_torch", "_read"},
+    "_trackers": {"_plan", "_read", "_torch", "_virtual"},
     "_record": {"_torch", "_read", "_trackers", "_virtual"},
     "_job": {"_read"},
     "_export": {"_read"},

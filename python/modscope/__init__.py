@@ -3,7 +3,8 @@
     from modscope import MemTracker, MemoryTracker, ModTracker, ModuleTracker
 
 replaces ``torch.distributed._tools.mem_tracker``, ``torch.distributed._tools.memory_tracker``,
-``torch.distributed._tools.mod_tracker`` and ``torch.utils.module_tracker``. ``record`` writes what happens to a
+``torch.distributed._tools.mod_tracker`` and ``torch.utils.module_tracker``; ``RuntimeEstimator``, ``SACEstimator`` and
+``sac_milp`` replace those of torch that estimate. ``record`` writes what happens to a
 program's memory to a file, a capture; ``load`` reads it. ``virtual_gpu`` runs a part of a program on a GPU that is not
 there, to see how much memory it would need.
 
@@ -26,9 +27,19 @@ if TYPE_CHECKING:
     from modscope._torch.doctor import doctor
     from modscope._trackers.drop_in import drop_in
     from modscope._trackers.fsdp_mem_tracker import FSDPMemTracker
+    from modscope._trackers.ilp_utils import (
+        Graph,
+        ModuleInfo,
+        aggregate_stats,
+        get_peak_memory_runtime_baseline,
+        parse_module_info,
+    )
     from modscope._trackers.mem_tracker import MemTracker
     from modscope._trackers.memory_tracker import MemoryTracker
     from modscope._trackers.module_tracker import ModTracker, ModuleTracker
+    from modscope._trackers.runtime_estimator import RuntimeEstimator
+    from modscope._trackers.sac_estimator import MSPS, SACEstimator, SACGreedyOrderMeta, SACStats, SACTradeOffStats
+    from modscope._trackers.sac_ilp import SACDecision, get_optimal_checkpointing_policy_per_module, sac_milp
     from modscope._trackers.snapshots import ModuleStats
     from modscope._virtual.gpus import Gpu, gpus
     from modscope.integrations.metrics import metrics
@@ -45,27 +56,41 @@ __all__ = [
     "Event",
     "FSDPMemTracker",
     "Gpu",
+    "Graph",
     "Kind",
+    "MSPS",
     "MemTracker",
     "MemoryTracker",
     "ModTracker",
+    "ModuleInfo",
     "ModuleStats",
     "ModuleTracker",
     "Peak",
     "Phase",
     "Plan",
     "PlanError",
+    "RuntimeEstimator",
+    "SACDecision",
+    "SACEstimator",
+    "SACGreedyOrderMeta",
+    "SACStats",
+    "SACTradeOffStats",
     "Snapshot",
     "State",
     "Step",
     "__version__",
+    "aggregate_stats",
     "apply",
     "doctor",
     "drop_in",
+    "get_optimal_checkpointing_policy_per_module",
+    "get_peak_memory_runtime_baseline",
     "gpus",
     "load",
     "metrics",
+    "parse_module_info",
     "record",
+    "sac_milp",
     "virtual_gpu",
 ]
 
@@ -76,6 +101,16 @@ _NAMES = {
     "_torch.doctor": ("doctor",),
     "_trackers.drop_in": ("drop_in",),
     "_trackers.fsdp_mem_tracker": ("FSDPMemTracker",),
+    "_trackers.ilp_utils": (
+        "Graph",
+        "ModuleInfo",
+        "aggregate_stats",
+        "get_peak_memory_runtime_baseline",
+        "parse_module_info",
+    ),
+    "_trackers.runtime_estimator": ("RuntimeEstimator",),
+    "_trackers.sac_estimator": ("MSPS", "SACEstimator", "SACGreedyOrderMeta", "SACStats", "SACTradeOffStats"),
+    "_trackers.sac_ilp": ("SACDecision", "get_optimal_checkpointing_policy_per_module", "sac_milp"),
     "_read.load": ("Block", "Capture", "CaptureError", "Event", "Phase", "Snapshot", "Step", "load"),
     "_trackers.mem_tracker": ("MemTracker",),
     "_trackers.memory_tracker": ("MemoryTracker",),

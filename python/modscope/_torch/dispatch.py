@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,26 @@ def _rule_of(operator: Any) -> Callable[..., Any]:
         return mode.__torch_dispatch__(operator, [], args, kwargs)
 
     return run
+
+
+class LogMode(OperatorMode):
+    """Gives every operator of this thread, and of autograd's threads that work for it, to a log. It is a C function
+    that torch calls, so no Python code runs for an operator."""
+
+    def __init__(self, log: _native.OperatorLog | _native.OperatorTimes) -> None:
+        super().__init__()
+        self.use(log)
+
+    def use(self, log: _native.OperatorLog | _native.OperatorTimes) -> None:
+        vars(self)["__torch_dispatch__"] = types.MethodType(log.run, self)  # torch accepts only a method of the mode
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # there is no frame that dynamo could compile
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # else torch.compile would run what it compiles uncompiled, which takes other memory
 
 
 class DispatcherSource(OperatorMode):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import os
 import threading
-import types
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_curren
 import torch
 from modscope import _native
 from modscope._torch.devices import number_device
-from modscope._torch.dispatch import OperatorMode, active_fake_mode, is_fake
+from modscope._torch.dispatch import LogMode, active_fake_mode, is_fake
 from modscope._trackers import traces
 from modscope._trackers.mem_tracker import MemTracker, on_other_source
 from modscope._trackers.module_tracker import ModTracker
@@ -27,25 +26,12 @@ _FIGURES = ("allocated_bytes", "active_bytes", "reserved_bytes")
 _RULE = "-" * 48
 
 
-class _OperatorMode(OperatorMode):
-    """Gives every operator of this thread, and of autograd's threads that work for it, to a log. It is a C function
-    that torch calls, so no Python code runs for an operator."""
+class _OperatorMode(LogMode):
+    """The mode of a MemoryTracker. It knows its thread, from whose stack alone it can be removed."""
 
     def __init__(self, log: _native.OperatorLog) -> None:
-        super().__init__()
+        super().__init__(log)
         self.thread = threading.get_ident()
-        self.use(log)
-
-    def use(self, log: _native.OperatorLog) -> None:
-        vars(self)["__torch_dispatch__"] = types.MethodType(log.run, self)  # torch accepts only a method of the mode
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # there is no frame that dynamo could compile
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True  # else torch.compile would run what it compiles uncompiled, which takes other memory
 
 
 class _Monitoring(_native.Context):

@@ -42,6 +42,9 @@ PyObject *mst_position_phase(bool active);
 /* ---- operator_log_api.c ---- */
 extern PyTypeObject mst_operator_log_type;
 
+/* ---- operator_times_api.c ---- */
+extern PyTypeObject mst_operator_times_type;
+
 /* ---- capture_writer_api.c ---- */
 extern PyTypeObject mst_capture_type;
 int mst_capture_init(void);

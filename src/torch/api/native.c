@@ -109,6 +109,7 @@ static int add_types(PyObject *module)
         {"CaptureWriter", &mst_capture_type},
         {"OptimizerStepArguments", &mst_step_arguments_type},
         {"OperatorLog", &mst_operator_log_type},
+        {"OperatorTimes", &mst_operator_times_type},
     };
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddObjectRef(module, types[i].name, (PyObject *)types[i].type) != 0)
@@ -121,7 +122,7 @@ PyMODINIT_FUNC PyInit__native(void)
     if (mst_torch_load() != 0 || mst_threads_init() != 0 || mst_backward_hooks_init() != 0 || mst_tracker_init() != 0 ||
         mst_ledger_init() != 0 || mst_capture_init() != 0 || mst_held_signals_init() != 0 || mst_stacks_init() != 0 ||
         mst_running_operator_init() != 0 || PyType_Ready(&mst_context_type) != 0 ||
-        PyType_Ready(&mst_operator_log_type) != 0)
+        PyType_Ready(&mst_operator_log_type) != 0 || PyType_Ready(&mst_operator_times_type) != 0)
         return NULL;
     PyObject *module = PyType_Ready(&mst_step_arguments_type) == 0 ? PyModule_Create(&definition) : NULL;
     if (!module || add_functions(module) != 0 || add_types(module) != 0 ||

@@ -210,4 +210,78 @@ Py_ssize_t mst_operator_position(mst_operator_log *log);
 /* How much memory is in use now, in bytes. -1 with an error set. */
 int mst_operator_figures(mst_operator_log *log, int64_t *figures);
 
+/* ---- operator_times.c: how long operators take, by module, and which of them each call of a module ran ---- */
+enum {
+    MST_OPERATOR_IN_PLACE = 1,
+    MST_OPERATOR_VIEW = 2,
+    MST_OPERATOR_RANDOM = 4,
+    MST_OPERATOR_SKIPPED = 8,
+    MST_OPERATOR_SAVED = 16
+};
+
+/* An operator that ran. */
+struct mst_estimated_operator {
+    double milliseconds;
+    unsigned long thread;
+    size_t first_result; /* its storages are results[first_result ...] */
+    uint32_t result_count;
+    uint32_t number; /* index into operators */
+    uint32_t flags;
+};
+
+/* A storage that an operator returned. */
+struct mst_seen_storage {
+    uint64_t bytes;    /* as the allocator rounds them */
+    size_t made_by;    /* the index of the operator; SIZE_MAX: it was there before */
+    uint64_t saved_at; /* the moment at which autograd first saved it for backward; 0: not yet */
+};
+
+/* A forward of a module that has submodules. Its operators are those of its thread in [first, end). */
+struct mst_estimated_call {
+    uint32_t name;   /* index into names */
+    bool has_ended;  /* else it still runs, or it raised */
+    bool has_tensor; /* one of its arguments is, or has, a tensor */
+    uintptr_t module;
+    unsigned long thread;
+    size_t first, end;
+    uint64_t end_moment;
+    size_t first_output, output_count; /* of the storages that it returns, in results */
+};
+
+typedef struct mst_operator_times {
+    PyObject_HEAD
+    PyObject *estimate;         /* (operator, args, kwargs, result) -> ms; None: the virtual device's clock tells */
+    PyObject *flags_of;         /* (operator) -> flags; None: only times are recorded */
+    PyObject *is_random;        /* (operator, args, kwargs) -> whether this call draws random numbers */
+    PyObject *passed_on;        /* the type of tensors whose operators run as others, on their parts; or None */
+    PyObject *operators;        /* a list */
+    PyObject *names;            /* a list of fqns: "Global", ... */
+    PyObject *numbers;          /* a dict: fqn -> index into names */
+    PyObject *orders;           /* a tuple of lists of fqns, by enum mst_hook */
+    struct ms__map by_operator; /* an operator's address -> index into operators */
+    struct ms__map by_path;     /* path -> index into names */
+    struct ms__map by_storage;  /* StorageImpl -> index into storages, of the latest one at that address */
+    double (*sums)[2];          /* by index into names: milliseconds of forward and backward */
+    uint32_t *flags;            /* by index into operators */
+    struct mst_estimated_operator *rows;
+    struct mst_seen_storage *storages;
+    struct mst_estimated_call *calls;
+    uint32_t *results; /* indexes into storages */
+    size_t sums_room, flags_room, row_count, row_room, storage_count, storage_room, call_count, call_room;
+    size_t result_count, result_room;
+    uint64_t moment, lost;
+    double total;
+    bool recording;
+} mst_operator_times;
+
+/* Run an operator and record it. What the operator raises is passed on; nothing else is. */
+PyObject *mst_times_run(mst_operator_times *times, PyObject *op, PyObject *args, PyObject *named);
+/* A hook of a module's call was called with these objects. */
+void mst_times_note_call(mst_operator_times *times, int hook, PyObject *const *given, Py_ssize_t count);
+/* Autograd saves a tensor for backward. */
+void mst_times_note_saved(mst_operator_times *times, PyObject *tensor);
+/* The operators of a call: ([operator], [ms], [bytes], [flags], [index of the operator whose result it changes, or
+ * -1]). NULL with an error set. */
+PyObject *mst_times_of_call(const mst_operator_times *times, const struct mst_estimated_call *call);
+
 #endif

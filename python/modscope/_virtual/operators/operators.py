@@ -27,9 +27,12 @@ __all__ = [
     "empty_like_meta",
     "give_kept_back",
     "infer_on_meta",
+    "key_of_call",
     "make",
+    "meta_arguments",
     "on_device",
     "run",
+    "spec_of",
     "start",
     "take_and_give_back",
     "taken",
@@ -135,6 +138,11 @@ def _meta_argument(argument: Any) -> Any:
     return argument
 
 
+def meta_arguments(args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an operator with tensors on the device "meta"."""
+    return [_meta_argument(a) for a in args], {name: _meta_argument(a) for name, a in kwargs.items()}
+
+
 def with_tensors(op: Any, args: Any) -> list[Any]:
     """The arguments of an operator, with tensors in place of numbers where its schema has tensors: torch gives a kernel
     a tensor that was made of a number as that number."""
@@ -157,12 +165,17 @@ def _key(argument: Any) -> Any:
     return argument
 
 
-def _spec(result: Any) -> Any:
+def key_of_call(op: Any, args: Any, kwargs: Any) -> Any:
+    """What the specs of an operator's results depend on, its workspace and its time."""
+    return (op, _key(args), tuple([(name, _key(a)) for name, a in kwargs.items()]) if kwargs else ())
+
+
+def spec_of(result: Any) -> Any:
     """The specs of what an operator returned, in the same lists."""
     if isinstance(result, torch.Tensor):
         return (result.shape, result.stride(), result.dtype)
     if isinstance(result, (list, tuple)):
-        return [_spec(item) for item in result]
+        return [spec_of(item) for item in result]
     return result
 
 
@@ -183,10 +196,10 @@ def infer_on_meta(op: Any, args: Any, kwargs: Any) -> Any:
     meta_args = [_meta_argument(a) for a in with_tensors(op, args)]
     try:
         with fakes.sizes_known(meta_args):
-            return _spec(function(*meta_args, **{name: _meta_argument(a) for name, a in kwargs.items()}))
+            return spec_of(function(*meta_args, **{name: _meta_argument(a) for name, a in kwargs.items()}))
     except RuntimeError as error:  # NotImplementedError is one
         if isinstance(out := kwargs.get("out"), torch.Tensor) and isinstance(error, NotImplementedError):
-            return _spec(out)  # some operators have a meta kernel for new results only
+            return spec_of(out)  # some operators have a meta kernel for new results only
         if not isinstance(error, KernelError) and (
             isinstance(error, NotImplementedError) or "no fake impl" in str(error)
         ):
@@ -323,7 +336,7 @@ class _RememberedCall(NamedTuple):
 
 
 def _call(schema: _Schema, op: Any, args: Any, kwargs: Any) -> _RememberedCall:
-    key: Any = (op, _key(args), tuple([(name, _key(a)) for name, a in kwargs.items()]) if kwargs else ())
+    key = key_of_call(op, args, kwargs)
     call = _remembered.get(key)
     if call is None:
         if len(_remembered) > _MOST_REMEMBERED:

@@ -112,6 +112,7 @@ class Times:
     """Times of operators on one GPU, and beside it on others."""
 
     def __init__(self, gpu: Gpu, also: Sequence[Gpu] = ()) -> None:
+        self.gpu = gpu
         self._also = [Times(other) for other in also]
         self.clocks = [_Clocks() for _ in also]
         speed = gpu.speed or GPUS["h100"].speed

@@ -18,6 +18,10 @@ distributed_tools = pytest.importorskip("torch.distributed._tools")
 mem_tracker = pytest.importorskip("torch.distributed._tools.mem_tracker")
 runtime_estimator = pytest.importorskip("torch.distributed._tools.runtime_estimator")
 sac_estimator = pytest.importorskip("torch.distributed._tools.sac_estimator")
+# torch's own, which drop_in replaces under their names: with it they use modscope's trackers
+TORCH_MEM_TRACKER = mem_tracker.MemTracker
+TORCH_RUNTIME_ESTIMATOR = runtime_estimator.RuntimeEstimator
+TORCH_SAC_ESTIMATOR = sac_estimator.SACEstimator
 
 
 class Block(nn.Module):
@@ -176,7 +180,7 @@ def test_mem_tracker(build, shape, input_grad):
     def run():
         mod = build()
         opt = torch.optim.Adam(mod.parameters(), foreach=True)
-        tracker = mem_tracker.MemTracker()
+        tracker = TORCH_MEM_TRACKER()
         tracker.track_external(mod, opt)
         results = []
         with tracker:
@@ -206,7 +210,8 @@ def flops_as_time(func, args, kwargs):
 
 @pytest.fixture
 def no_gpu_needed(monkeypatch):
-    monkeypatch.setattr(runtime_estimator.RuntimeEstimator, "_roofline_estimate", staticmethod(flops_as_time))
+    for estimator in (TORCH_RUNTIME_ESTIMATOR, modscope.RuntimeEstimator):  # torch's calls the one with its name
+        monkeypatch.setattr(estimator, "_roofline_estimate", staticmethod(flops_as_time))
 
 
 @each_model
@@ -215,7 +220,7 @@ def test_runtime_estimator(build, shape, input_grad, no_gpu_needed):
     def run():
         with FakeTensorMode():
             mod, x = build(), given(shape, input_grad)
-            estimator = runtime_estimator.RuntimeEstimator()
+            estimator = TORCH_RUNTIME_ESTIMATOR()
             with estimator("operator-level-cost-model"):
                 mod(x).sum().backward()
         times = {k: {p: v for p, v in times.items() if v} for k, times in estimator.mod_runtimes.items()}
@@ -241,7 +246,7 @@ def test_sac_estimator(build, shape, no_gpu_needed):
     def run():
         with FakeTensorMode():
             mod, x = build(), given(shape, True)
-            estimator = sac_estimator.SACEstimator()
+            estimator = TORCH_SAC_ESTIMATOR()
             with estimator("operator-level-cost-model"):
                 mod(x)
         # saved_autograd_ops is left out: it compares addresses of storages that were freed.
@@ -281,9 +286,20 @@ def test_drop_in_swaps_and_restores():
     before = classes()
     with modscope.drop_in():
         assert isinstance(FlopCounterMode(display=False).mod_tracker, modscope.ModuleTracker)
-        assert isinstance(mem_tracker.MemTracker()._mod_tracker, modscope.ModTracker)
+        assert isinstance(TORCH_MEM_TRACKER()._mod_tracker, modscope.ModTracker)
+        assert mem_tracker.MemTracker is distributed_tools.MemTracker is modscope.MemTracker
     assert classes() == before
     assert not isinstance(FlopCounterMode(display=False).mod_tracker, modscope.ModuleTracker)
+
+
+def test_an_estimator_of_torch_s_from_before_takes_modscope_s_times():
+    with FakeTensorMode(), modscope.drop_in(), contextlib.redirect_stdout(io.StringIO()):
+        mod, x = Net(), torch.randn(4, 8)
+        theirs, ours = TORCH_RUNTIME_ESTIMATOR(), modscope.RuntimeEstimator()
+        for estimator in (theirs, ours):
+            with estimator("operator-level-cost-model"):
+                mod(x)
+    assert theirs.total_runtime == pytest.approx(ours.total_runtime) and ours.total_runtime > 0
 
 
 def test_drop_in_restores_after_an_exception():
