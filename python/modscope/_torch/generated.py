@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.abc
 import importlib.machinery
 import re
 import sys
@@ -38,7 +37,7 @@ class _Node(NamedTuple):
     line: int
 
 
-class _Graph(NamedTuple):
+class _DynamoGraph(NamedTuple):
     nodes: dict[str, _Node]
     scopes: dict[str, dict[str, Any]]
     """``L`` and ``G``: the variables of the function that was compiled. Only modules are kept."""
@@ -46,7 +45,7 @@ class _Graph(NamedTuple):
     """The path of the call in which it was compiled."""
 
 
-_graphs: dict[Any, _Graph] = {}
+_graphs: dict[Any, _DynamoGraph] = {}
 """By the number of the compilation: its backward may be compiled later."""
 _MOST_GRAPHS = 256
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -77,7 +76,7 @@ def _graph_compiled(output: Any, graph: Any) -> None:
             scopes[scope][name] = _weak(value)
     while len(_graphs) >= _MOST_GRAPHS:
         _graphs.pop(next(iter(_graphs)))
-    _graphs[_compilation()] = _Graph(nodes, scopes, _native.path_here())
+    _graphs[_compilation()] = _DynamoGraph(nodes, scopes, _native.path_here())
 
 
 def _qualified(file: str, function: str, calls: list[Any]) -> str:
@@ -96,7 +95,7 @@ def _weak(value: Any) -> Callable[[], Any]:
         return lambda: None
 
 
-def _owner_at(graph: _Graph, path: str) -> Any:
+def _owner_at(graph: _DynamoGraph, path: str) -> Any:
     """The module that dynamo reaches by this path; None if it is not found."""
     end = path.find("]") + 1
     reference = graph.scopes.get(path[:1], {}).get(path[3 : end - 2])
@@ -106,7 +105,7 @@ def _owner_at(graph: _Graph, path: str) -> Any:
     return found if isinstance(found, torch.nn.Module) else None
 
 
-def _outermost(graph: _Graph, path: str) -> Any:
+def _outermost(graph: _DynamoGraph, path: str) -> Any:
     """The first module on the way to the one that dynamo reaches by this path."""
     names = path[path.find("]") + 1 :].split(".")
     base = path[: path.find("]") + 1]
@@ -138,7 +137,7 @@ class _Place(NamedTuple):
 class _Text:
     """The text of a generated module. ``places``: of each line that allocates."""
 
-    def __init__(self, text: str, graph: _Graph) -> None:
+    def __init__(self, text: str, graph: _DynamoGraph) -> None:
         self._graph = graph
         self._lines = text.splitlines()
         self._results = dict(self._read_results())
@@ -226,7 +225,7 @@ def _loaded(module: Any) -> None:
         _add(code, places, graph)
 
 
-def _add(code: types.CodeType, places: dict[int, _Place], graph: _Graph) -> None:
+def _add(code: types.CodeType, places: dict[int, _Place], graph: _DynamoGraph) -> None:
     own = [*dict.fromkeys(places[line] for _, _, line in code.co_lines() if line in places)]
     if not own:
         return
@@ -241,7 +240,7 @@ def _called(place: _Place) -> str:
     return place.kernel + (f" (for {place.modules} modules)" if place.modules > 1 else "")
 
 
-def _callers(graph: _Graph, owners: list[str]) -> Iterator[tuple[int, list[int]]]:
+def _callers(graph: _DynamoGraph, owners: list[str]) -> Iterator[tuple[int, list[int]]]:
     """The owners of places, by the caller's path. What one layer's forward was compiled to, others of its class may
     run, too: dynamo reaches each as ``self``."""
     variables = graph.scopes["L"]
@@ -260,7 +259,7 @@ def _callers(graph: _Graph, owners: list[str]) -> Iterator[tuple[int, list[int]]
         yield _native.path_of_module(module), _numbers(graph._replace(scopes=scopes), owners)
 
 
-def _numbers(graph: _Graph, owners: list[str]) -> list[int]:
+def _numbers(graph: _DynamoGraph, owners: list[str]) -> list[int]:
     found = {path: _owner_at(graph, path) for path in owners}
     numbers = {path: _native.path_of_module(module) if module is not None else 0 for path, module in found.items()}
     return [numbers[path] for path in owners]
@@ -317,24 +316,19 @@ def _watch_code(module: Any) -> _Watched:
 _WATCHES = {"torch._dynamo.output_graph": _watch_graphs, "torch._inductor.codecache": _watch_code}
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Notices when these modules of torch have been imported."""
+def _found(spec: importlib.machinery.ModuleSpec | None) -> None:
+    """One of these modules of torch is about to be imported. A finder of our own would be seen in sys.meta_path."""
+    loader: Any = spec.loader if spec is not None and spec.name in _WATCHES else None
+    if loader is None:
+        return
+    execute = loader.exec_module
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name not in _WATCHES:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        loader: Any = spec.loader if spec else None
-        if loader is not None:
-            execute = loader.exec_module
+    def exec_module(module: types.ModuleType) -> None:
+        execute(module)
+        if _watched:
+            _begin(module)
 
-            def exec_module(module: types.ModuleType) -> None:
-                execute(module)
-                if self in sys.meta_path:
-                    _begin(module)
-
-            loader.exec_module = exec_module
-        return spec
+    loader.exec_module = exec_module
 
 
 def _begin(module: Any) -> None:
@@ -342,21 +336,19 @@ def _begin(module: Any) -> None:
         _watched.append(_WATCHES[module.__name__](module))
 
 
-_finder = _Finder()
 _watched: list[_Watched] = []
 
 
 def watch(wanted: bool) -> None:
     """Watch what is compiled and loaded from now on, or no longer."""
-    if wanted == (_finder in sys.meta_path):
+    if wanted == bool(_watched):
         return
     if wanted:
-        sys.meta_path.insert(0, _finder)
+        _watched.append(_Watched(importlib.machinery.PathFinder, "find_spec", None, _found))
         for name in _WATCHES:
             if name in sys.modules:
                 _begin(sys.modules[name])
     else:
-        sys.meta_path.remove(_finder)
         while _watched:
             _watched.pop().restore()
         _graphs.clear()
