@@ -335,7 +335,7 @@ ASAN_ENV  = LD_PRELOAD=$(ASAN_LIBS) PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/bu
 SAN_PY := san-py-mem_tracker san-py-trackers san-py-captures san-py-reading
 SAN_FALLBACK := san-fallback-mem_tracker san-fallback-trackers san-fallback-captures
 SAN_FOLDERS_mem_tracker := trackers/mem_tracker
-SAN_FOLDERS_trackers := trackers/module_tracker trackers/memory_tracker torch
+SAN_FOLDERS_trackers := trackers/module_tracker trackers/memory_tracker trackers/estimators torch
 SAN_FOLDERS_captures := record read
 SAN_FOLDERS_reading := export cli replay fit docs show/page/test_report.py
 .PHONY: $(SAN_PY) $(SAN_FALLBACK) san-py-build

@@ -40,7 +40,7 @@ FALLBACK_mem_tracker := $(SUITE_mem_tracker)
 FALLBACK_trackers := $(SUITE_trackers) $(addprefix tests/py/,trackers/memory_tracker record read storms)
 FAST := fast-mem_tracker fast-trackers fast-reading
 FAST_mem_tracker := trackers/mem_tracker
-FAST_trackers := trackers/module_tracker trackers/memory_tracker trackers/fsdp_mem_tracker torch
+FAST_trackers := trackers/module_tracker trackers/memory_tracker trackers/estimators trackers/fsdp_mem_tracker torch
 FAST_reading := record read job cli export replay fit plan docs virtual/ranks show/page/test_report.py
 .PHONY: suite suite-fast $(SUITE) $(FALLBACK) $(FAST) storm conformance conformance-interception conformance-fallback
 

@@ -237,13 +237,13 @@ def sums_by_kind(rank: Rank) -> list[int]:
     return [sum(column) for column in zip(*(kinds for _, _, kinds in rank.owned if kinds))] or [0] * len(KINDS)
 
 
-class Node(NamedTuple):
+class NodeOfJob(NamedTuple):
     name: str
     """ "node 0 (host a)"; "" if neither is known."""
     ranks: list[Rank]
 
 
-def find_nodes(ranks: Sequence[Rank]) -> list[Node]:
+def find_nodes(ranks: Sequence[Rank]) -> list[NodeOfJob]:
     """The nodes of a job, as the launcher numbers them, or else by their hosts."""
     found = group(ranks, lambda rank: (rank.identity.node or rank.identity.host) if rank.identity else "")
     nodes = []
@@ -251,7 +251,7 @@ def find_nodes(ranks: Sequence[Rank]) -> list[Node]:
         identity = members[0].identity
         host = Counter(rank.identity.host for rank in members if rank.identity).most_common(1)[0][0]
         numbered = f"node {name}" + (f" ({host})" if host else "")
-        nodes.append(Node(clean(numbered if identity and identity.node else name), members))
+        nodes.append(NodeOfJob(clean(numbered if identity and identity.node else name), members))
     return nodes
 
 

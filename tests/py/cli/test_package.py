@@ -24,6 +24,7 @@ NAMEDTUPLE = {"_asdict", "_replace", "_fields"}
 TORCH = {
     "_BaseDataLoaderIter",
     "_cdata",
+    "_template_from_string",
     "_sequence_nr",
     "_schema",
     "_destroy",

@@ -133,7 +133,9 @@ def test_the_records_that_reach_the_script_have_the_names_of_options():
         for name, command in (("run", run.COMMAND), ("predict", predict_command.COMMAND))
     }
     assert {*ScriptOptions._fields} - dests["run"] == {"target", "environment"}
-    assert {*PredictOptions._fields} - dests["predict"] == {"gpus", "part", "messages", "real"}
+    assert {*PredictOptions._fields} - dests["predict"] == {
+        "gpus", "part", "messages", "real", "read_before", "activation_budget"
+    }  # fmt: skip
 
 
 def test_what_was_asked_reaches_the_script_as_it_is():
