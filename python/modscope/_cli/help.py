@@ -128,7 +128,8 @@ The result of a prediction on one GPU has these keys; bytes are ints.
                                     collective
 Of several ranks it has "ranks", a list of these, and "seconds" of all together.
 Of several GPUs it has "gpus", a list of these, and "seconds" of all together.
-With --check it has "check": the same figures of the real GPU, and their "errors".""",
+With --check it has "check": the same figures of the real GPU, their "errors", and
+the "row" that --share writes.""",
     ),
 }
 

@@ -48,7 +48,7 @@ def some_text(text: str) -> str:
     return text
 
 
-def _file(text: str) -> str:
+def file_name(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("needs the name of a file")
     return text
@@ -199,7 +199,7 @@ def add_by(parser: Parser, choices: Sequence[str], what: str) -> None:
 
 
 def add_output(parser: Parser, what: str, metavar: str = "OUT", **more: Any) -> None:
-    parser.add_argument("-o", "--output", type=_file, metavar=metavar, help=what, **more)
+    parser.add_argument("-o", "--output", type=file_name, metavar=metavar, help=what, **more)
 
 
 def add_force(parser: Parser, what: str) -> None:
@@ -207,7 +207,7 @@ def add_force(parser: Parser, what: str) -> None:
 
 
 def add_page(parser: Parser, what: str) -> None:
-    parser.add_argument("--report", type=_file, metavar="PAGE", help=f"write a page for a browser that {what}")
+    parser.add_argument("--report", type=file_name, metavar="PAGE", help=f"write a page for a browser that {what}")
 
 
 def add_gpus(parser: Parser) -> None:

@@ -18,6 +18,7 @@ from modscope._cli.options import (
     amount,
     check_epoch,
     check_ranks,
+    file_name,
     fraction,
     rank_count,
 )
@@ -48,6 +49,8 @@ def add_options(parser: Parser) -> None:
     above = "end with status 3 if the job reserves more than SIZE, such as 22GiB"
     add("--fail-above", type=amount, metavar="SIZE", help=above)
     add("--check", action="store_true", help="run the same steps on this machine's GPU afterwards, and print the error")
+    row = "with --check: write the figures to a file that can be published: no names, arguments, paths or lines"
+    add("--share", type=file_name, metavar="ROW", help=row)
     add_epoch(parser, "and say whether any of them runs out of memory", "--batches")
     ranks = "a rank's has the rank in its name: x.rank3.msc for x.msc; a table of ranks writes captures where this is"
     add_recording(parser, f"{ranks} given, and it may be a folder")
@@ -117,6 +120,10 @@ def _check_ranks(arguments: Namespace) -> None:
 
 
 def _check_several(arguments: Namespace) -> None:
+    if arguments.share and not arguments.check:
+        arguments.error("--share writes what --check finds: add --check, which needs a GPU, or leave --share out")
+    if arguments.share and os.path.abspath(arguments.share) == os.path.abspath(arguments.output or ""):
+        arguments.error(f"--share {arguments.share} is written otherwise: choose another name")
     several = not arguments.check and (arguments.gpu is None or len(arguments.gpu) > 1)
     if arguments.check and arguments.gpu and len(arguments.gpu) > 1:
         arguments.error("--check compares one GPU with the one of this machine: give one, or leave --gpu out")

@@ -16,12 +16,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from modscope._predict import process as _predict_process
+from modscope._predict import share
 from modscope._predict.in_script import FACTS
 from modscope._predict.options import PredictOptions, records_of
 from modscope._predict.result import Predicted
 from modscope._predict.text import step_time
+from modscope._read.own_files import ROW
 from modscope._read.text import size
 from modscope._read.types import Refused
+from modscope._show import output_file
 from modscope._show.terminal import as_lines
 from modscope._virtual.gpus import GPUS, Gpu, find_gpu
 
@@ -45,7 +48,9 @@ _FIGURES = {
 
 
 def check(arguments: argparse.Namespace) -> Predicted:
-    """Refused if there is nothing to compare with."""
+    """Refused if there is nothing to compare with. OSError if the row of --share cannot be written."""
+    if arguments.share:
+        output_file.check(arguments.share, ROW, arguments.force)
     real_gpu = find_real_gpu()
     if real_gpu is None:
         raise Refused("--check needs a GPU that torch can use, and finds none here. Leave it out to predict only")
@@ -65,11 +70,17 @@ def check(arguments: argparse.Namespace) -> Predicted:
         real = _read(os.path.join(folder, FACTS))
     if real is None:
         not_checked = "not checked: the script's process on the real GPU ended without figures."
+        if arguments.share:
+            not_checked += f" {arguments.share} was not written."
         return Predicted(status or real_status or 1, predicted, lambda screen: as_lines([not_checked], screen))
     comparison = compare(predicted, real)
-    figures = {**predicted, "check": {"title": title, **real, "errors": comparison}}
-    checked = describe(title, predicted, real, comparison)
-    return Predicted(status, figures, lambda screen: as_lines([checked], screen))
+    told = {key: real[key] for key in ("allocated_peak", "reserved_peak", "steps", "step_ms", "error")}
+    row = share.row_of(predicted, real, comparison)
+    figures = {**predicted, "check": {"title": title, **told, "errors": comparison, "row": row}}
+    sentences = [describe(title, predicted, real, comparison)]
+    if arguments.share:
+        sentences.append(share.write(arguments.share, row, arguments.force))
+    return Predicted(status, figures, lambda screen: as_lines(sentences, screen))
 
 
 def find_real_gpu() -> tuple[str, int] | None:
@@ -188,6 +199,8 @@ class RealRun:
             "steps": len(self._ends),
             "step_ms": None if step is None else 1e3 * step,
             "error": "" if error is None else f"{type(error).__name__}: {error}",
+            "machine": share.machine(),
+            "job": share.job(),
         }
         with open(os.path.join(self._folder, FACTS), "w", encoding="utf-8") as file:
             json.dump(facts, file)

@@ -26,6 +26,7 @@ PAGE = FileKind(
     "a page that modscope wrote", re.compile(rb'<!doctype html>.*<meta name="generator" content="modscope ', re.S)
 )
 PLAN = FileKind("a plan that modscope wrote", re.compile(rb'\{\s*"kind":\s*"modscope plan"'))
+ROW = FileKind("a row of modscope predict --share", re.compile(rb'\{\s*"kind":\s*"modscope row"'))
 TABLE = FileKind("a table of modscope calibrate", re.compile(rb'\{"format":\d+,"gpu":'))
 EXPORT = FileKind(
     "a file of modscope export",
