@@ -244,7 +244,7 @@ ROOMS = {
     "_job": {"_read"},
     "_export": {"_read"},
     "_show": {"_job", "_read"},
-    "_show.pages": {"_fit", "_job", "_plan", "_read", "_virtual"},
+    "_show.pages": {"_fit", "_job", "_plan", "_predict", "_read", "_virtual"},
     "_plan": {"_read", "_virtual"},
     "_predict": {"_plan", "_read", "_record", "_show", "_torch", "_virtual"},
     "_fit": {"_plan", "_predict", "_read", "_virtual"},

@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import os
 from argparse import Namespace
+from collections.abc import Callable
 
 from modscope._cli.command import Command, Load, Parser
+from modscope._cli.common import page_address
 from modscope._cli.options import (
     add_epoch,
     add_gpus,
+    add_page,
     add_prediction,
     add_recording,
     amount,
@@ -23,10 +26,14 @@ from modscope._cli.options import (
     rank_count,
 )
 from modscope._predict import guard
+from modscope._predict.epoch.report import PredictEpoch
 from modscope._predict.options import records_of, with_environment
 from modscope._predict.result import Predicted
+from modscope._read.load import Capture
+from modscope._read.own_files import PAGE
 from modscope._record.run import check_target, start
-from modscope._show.terminal import as_lines
+from modscope._show.output_file import check, create
+from modscope._show.terminal import Screen, as_lines, complain
 from modscope._virtual.device.environment import allocator_settings
 from modscope._virtual.time import SHIPPED_TABLES, table_path
 
@@ -52,6 +59,7 @@ def add_options(parser: Parser) -> None:
     row = "with --check: write the figures to a file that can be published: no names, arguments, paths or lines"
     add("--share", type=file_name, metavar="ROW", help=row)
     add_epoch(parser, "and say whether any of them runs out of memory", "--batches")
+    add_page(parser, "draws the epoch; needs --epoch and one GPU")
     ranks = "a rank's has the rank in its name: x.rank3.msc for x.msc; a table of ranks writes captures where this is"
     add_recording(parser, f"{ranks} given, and it may be a folder")
 
@@ -138,11 +146,15 @@ def _check_several(arguments: Namespace) -> None:
 
 def _check_epoch(arguments: Namespace) -> None:
     check_epoch(arguments)
+    if arguments.report and not arguments.epoch:
+        arguments.error("--report draws an epoch: add --epoch, or give the capture to modscope report")
     if not arguments.epoch:
         return
+    if arguments.report and len(arguments.gpu or ()) != 1:
+        arguments.error("--report needs one GPU: give its name with --gpu")
     if arguments.check or arguments.all_ranks or len(arguments.ranks or ()) > 1:
         arguments.error("--epoch predicts one rank: leave --check, --all-ranks and further --ranks out")
-    if arguments.output or arguments.force:
+    if arguments.output or (arguments.force and not arguments.report):
         arguments.error("--epoch makes no capture: leave -o and -f out")
 
 
@@ -188,7 +200,7 @@ def _predict(arguments: Namespace) -> Predicted:
     if arguments.epoch:
         from modscope._predict.epoch import predict as epoch
 
-        return epoch.predict(arguments)
+        return epoch.predict(arguments, _page_of_epoch(arguments) if arguments.report else None)
     if of_ranks:
         from modscope._predict import several_ranks
 
@@ -202,6 +214,30 @@ def _predict(arguments: Namespace) -> Predicted:
     return several_gpus.predict(arguments)
 
 
+def _page_of_epoch(arguments: Namespace) -> Callable[[PredictEpoch, Capture], None]:
+    """Writes the page. An OSError now says that there is a file already."""
+    output: str = arguments.report
+    check(output, PAGE, arguments.force)
+
+    def draw(figures: PredictEpoch, capture: Capture) -> None:
+        from modscope._show.pages.epoch import page_of
+
+        made = page_of(records_of(arguments)[0].program, capture, figures)
+        for note in made.notes:
+            complain(note)
+        with create(output, PAGE, arguments.force) as file:
+            file.write(made.html.encode())
+
+    return draw
+
+
+def text(predicted: Predicted, screen: Screen, arguments: Namespace) -> list[str]:
+    if arguments.quiet and not arguments.check:
+        return []
+    address = page_address(arguments.report) if arguments.report and predicted.figures else []
+    return [*predicted.text(screen), *address]
+
+
 COMMAND = Command(
     (
         "predict --gpu rtx4090 train.py --batch 8",
@@ -212,7 +248,7 @@ COMMAND = Command(
     ),
     add_options,
     report,
-    lambda predicted, screen, arguments: [] if arguments.quiet and not arguments.check else predicted.text(screen),
+    text,
     lambda predicted, arguments: predicted.figures,
     lambda predicted: predicted.status,
     figures="the result",

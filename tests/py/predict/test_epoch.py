@@ -207,8 +207,13 @@ def test_a_dataset_that_fails_says_why(tmp_path):
     failing = "class Bad(Texts):\n    def __getitem__(self, index):\n        if index == 100: raise OSError('gone')\n"
     failing += "        return super().__getitem__(index)\n"
     text = failing + "train(DataLoader(Bad(), batch_size=4, collate_fn=padded))"
-    found = epoch(tmp_path, "--gpu", "80GiB", script(tmp_path, text))
+    name, page = script(tmp_path, text), tmp_path / "page.html"
+    found = epoch(tmp_path, "--gpu", "80GiB", "--report", str(page), name)
     assert found["read_error"] == "OSError: gone" and found["batches"] == 25
+    assert sum(each["batches"] for each in found["distribution"]) == 25
+    assert 'id="epoch-curve"' in page.read_text() and "<bdi>train.py</bdi>" in page.read_text()
+    again = predict(tmp_path, "--epoch", "--gpu", "80GiB", "--report", str(page), name)
+    assert again.status == 1 and "page.html" in again.err
 
 
 def test_batches_that_are_made_on_the_gpu_are_named(tmp_path):
@@ -251,6 +256,8 @@ def test_without_a_loader_the_own_steps_of_the_script_are_the_batches(tmp_path):
         (["--epoch-batches", "3"], "--epoch-batches is of --epoch"),
         (["--epoch", "-o", "x.msc", "--gpu", "t4"], "--epoch makes no capture"),
         (["--epoch", "--check"], "--epoch predicts one rank"),
+        (["--report", "x.html"], "--report draws an epoch: add --epoch"),
+        (["--epoch", "--report", "x.html", "--gpu", "t4,h100"], "--report needs one GPU"),
     ],
 )
 def test_options_that_do_not_go_together(tmp_path, words, why):

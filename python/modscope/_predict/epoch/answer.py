@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import array
 import json
+import math
 import os
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from modscope._predict.epoch.batch_shapes import Shape
 from modscope._predict.epoch.plain_loop import LEAST_STEPS
 from modscope._predict.epoch.report import (
     EpochBatch,
+    EpochBin,
     EpochCap,
     EpochFailure,
     EpochOnGpu,
@@ -34,6 +38,7 @@ _ALONE = 3
 _INEXACT = 0.05
 """By so much of their bytes sizes may be off that are interpolated between shapes."""
 _TRIALS = 24
+_BINS = 40
 _NO_CUDA_HERE = "re-initialize CUDA in forked subprocess"
 """What torch says where a forked process uses CUDA."""
 
@@ -291,8 +296,7 @@ class EpochAnswer:
     def _shape_at(self, pick: Callable[..., int]) -> EpochShape | None:
         if not self.run.read.batches:
             return None
-        shape = self.run.read.shapes[pick(set(self.run.read.batches), key=self.steps.table.volume)]
-        return {"shape": list(shape.dims), "unit": shape.unit}
+        return _named(self.run.read.shapes[pick(set(self.run.read.batches), key=self.steps.table.volume)])
 
     def _longest_sample(self) -> int | None:
         found = [sample for sample in self.run.longest.values() if sample]
@@ -319,12 +323,37 @@ class EpochAnswer:
         starts = range(0, len(allocated), width)
         return [
             {
-                "batch": at,
+                "batch": self.steps.computed(at),
                 "reserved": max(self._reserved[at : at + width]),
                 "allocated": max(allocated[at : at + width]),
             }
             for at in starts
         ]
+
+    def distribution(self) -> list[EpochBin]:
+        """How many batches have how many elements, in the tensor that stands for the batch."""
+        shapes = self.run.read.shapes
+        counts = Counter(self.run.read.batches)
+        elements = {shape: math.prod(shapes[shape].dims) for shape in counts}
+        least = min(elements.values())
+        width = max(-(-(max(elements.values()) + 1 - least) // _BINS), 1)
+        bins: dict[int, list[int]] = {}
+        for shape in sorted(counts, key=lambda shape: (elements[shape], shapes[shape].dims)):
+            bins.setdefault((elements[shape] - least) // width, []).append(shape)
+        return [
+            {
+                "elements_from": least + number * width,
+                "elements_to": least + (number + 1) * width,
+                "batches": sum(counts[shape] for shape in members),
+                "smallest": _named(shapes[members[0]]),
+                "largest": _named(shapes[members[-1]]),
+            }
+            for number, members in bins.items()
+        ]
+
+
+def _named(shape: Shape) -> EpochShape:
+    return {"shape": list(shape.dims), "unit": shape.unit}
 
 
 def _last_that(is_good: Callable[[int], bool], count: int) -> int | None:

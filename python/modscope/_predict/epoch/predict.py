@@ -7,6 +7,7 @@ import argparse
 import os
 import tempfile
 import time
+from collections.abc import Callable
 
 from modscope._predict.epoch.answer import EpochAnswer, EpochRun, why_no_epoch, why_unreadable
 from modscope._predict.epoch.look_ahead import PROGRESS
@@ -16,12 +17,13 @@ from modscope._predict.options import records_of
 from modscope._predict.process import for_part, start, wait
 from modscope._predict.result import Predicted
 from modscope._predict.several_gpus import kinds_of, nothing_to_predict, read_facts
-from modscope._read.load import load
+from modscope._read.load import Capture, load
 from modscope._show.terminal import StatusLine, as_lines, say
 from modscope._virtual.gpus import GPUS, Gpu
 
 
-def predict(arguments: argparse.Namespace) -> Predicted:
+def predict(arguments: argparse.Namespace, draw: Callable[[PredictEpoch, Capture], None] | None = None) -> Predicted:
+    """``draw``: called with the figures of one GPU, and with the capture of the steps that were predicted."""
     began = time.monotonic()
     gpus: list[Gpu] = arguments.gpu or list(GPUS.values())
     script, prediction = records_of(arguments)
@@ -47,15 +49,19 @@ def predict(arguments: argparse.Namespace) -> Predicted:
                 return Predicted(status or 1)
             answer = EpochAnswer(run, facts, load(facts["capture"]))
             found |= {gpu: answer.on(gpu) for gpu in kind}
-            about, curve, notes, version = answer.about(), answer.curve(), facts["notes"], facts["torch"]
-    figures: PredictEpoch = {
-        **about,
-        "seconds": round(time.monotonic() - began, 3),
-        "gpus": [found[gpu] for gpu in gpus],
-        "curve": curve,
-        "script_notes": notes,
-        "torch": version,
-    }
+            about, notes, version = answer.about(), facts["notes"], facts["torch"]
+            curve, distribution = answer.curve(), answer.distribution()
+        figures: PredictEpoch = {
+            **about,
+            "seconds": round(time.monotonic() - began, 3),
+            "gpus": [found[gpu] for gpu in gpus],
+            "curve": curve,
+            "distribution": distribution,
+            "script_notes": notes,
+            "torch": version,
+        }
+        if draw is not None:
+            draw(figures, answer.capture)
     return Predicted(status, {**figures}, lambda screen: as_lines(lines(figures, script.target), screen))
 
 

@@ -105,11 +105,22 @@ class EpochPoint(TypedDict):
     allocated: int
 
 
+class EpochBin(TypedDict):
+    """Batches of about the same size."""
+
+    elements_from: int
+    elements_to: int
+    batches: int
+    smallest: EpochShape
+    largest: EpochShape
+
+
 class PredictEpoch(EpochReport):
     """A prediction of all batches of an epoch."""
 
     seconds: float
     gpus: list[EpochOnGpu]
     curve: list[EpochPoint]
+    distribution: list[EpochBin]
     script_notes: list[str]
     torch: str

@@ -23,8 +23,8 @@ from modscope._virtual.certainty import NOT, OPEN, describe, describe_margin
 def lines(figures: PredictEpoch, target: Sequence[str]) -> list[str]:
     told = [describe_read(figures)]
     for row in figures["gpus"]:
-        told += _about(row, figures)
-    told += _how_exact(figures)
+        told += ["".join(verdict_parts(row, figures)), *ways_out(row)]
+    told += how_exact(figures)
     told += [clean(note) for note in (*figures["notes"], *figures["script_notes"])]
     told += _advice(figures, target)
     return told
@@ -34,14 +34,14 @@ def sentences(figures: EpochReport, row: EpochOnGpu) -> list[str]:
     """What was read and what comes of it on one GPU, for other commands."""
     at = row["failure"] or row["reserved_at"]
     if row["failure"] is None:
-        which = f"Most is reserved by {_which(at)}, {_shape(at)}{_fragments(row)}."
+        which = f"Most is reserved by {describe_batch(at)}, {describe_shape(at)}{_fragments(row)}."
     else:
         first = f", the first of {row['failures']:,}" if row["failures"] > 1 else ""
-        which = f"Memory would run out with {_which(at)}{first}: {_shape(at)}."
-    return [describe_read(figures), which, *_how_exact(figures), *map(clean, figures["notes"])]
+        which = f"Memory would run out with {describe_batch(at)}{first}: {describe_shape(at)}."
+    return [describe_read(figures), which, *how_exact(figures), *map(clean, figures["notes"])]
 
 
-def _shape(of: EpochShape | EpochCap) -> str:
+def describe_shape(of: EpochShape | EpochCap) -> str:
     dims = " x ".join(f"{dim:,}" for dim in of["shape"])
     return f"{dims} {of['unit']}" if of["unit"] else dims
 
@@ -61,9 +61,9 @@ def describe_read(figures: EpochReport) -> str:
     if smallest is None or largest is None:
         text += "it has none."
     elif shapes == 1:
-        text += f"all of {_shape(largest)}."
+        text += f"all of {describe_shape(largest)}."
     else:
-        text += f"{shapes:,} shapes, {_shape(smallest)} to {_shape(largest)}."
+        text += f"{shapes:,} shapes, {describe_shape(smallest)} to {describe_shape(largest)}."
     if figures["read_error"]:
         text += f" Then reading failed: {clean(figures['read_error'])}."
     elif not figures["is_whole_epoch"] and not figures["loader"]:
@@ -76,32 +76,35 @@ def describe_read(figures: EpochReport) -> str:
 # ---- one GPU ----
 
 
-def _about(row: EpochOnGpu, figures: EpochReport) -> list[str]:
-    if row["failure"] is None:
-        return [_fits(row, figures), *_expandable(row)]
-    return [_fails(row, row["failure"]), *_cap(row), *_expandable(row)]
+def verdict_parts(row: EpochOnGpu, figures: EpochReport) -> tuple[str, str, str]:
+    """The verdict in a sentence, with what is before and after it."""
+    return _fits(row, figures) if row["failure"] is None else _fails(row, row["failure"])
 
 
-def _which(at: EpochBatch) -> str:
+def ways_out(row: EpochOnGpu) -> list[str]:
+    return [*(_cap(row) if row["failure"] else ()), *_expandable(row)]
+
+
+def describe_batch(at: EpochBatch) -> str:
     return f"batch {at['batch']:,} (step {at['step']:,})"
 
 
-def _fits(row: EpochOnGpu, figures: EpochReport) -> str:
+def _fits(row: EpochOnGpu, figures: EpochReport) -> tuple[str, str, str]:
     gpu = gpu_label(row["title"])
     verdict = verdict_of(row)
     most = (
-        f"{size(row['reserved_peak'])} are reserved at most, by {_which(row['reserved_at'])}, "
-        f"{_shape(row['reserved_at'])}{_fragments(row)}"
+        f"{size(row['reserved_peak'])} are reserved at most, by {describe_batch(row['reserved_at'])}, "
+        f"{describe_shape(row['reserved_at'])}{_fragments(row)}"
     )
     spare = row["may_reserve"] - row["reserved_peak"]
     if verdict.answer == OPEN:
-        return f"{gpu}: {most}. That is {describe(verdict, spare)}"
+        return f"{gpu}: {most}. ", f"That is {describe(verdict, spare)}", ""
     every = "every batch fits" if figures["is_whole_epoch"] else "every batch that was read fits"
     only = ""
     if spare < 0:
         only = f", but only because the allocator gives memory back {counted(row['retries'] or 0, 'time')}"
-        return f"{gpu}: {every}{only}: with more memory {most}."
-    return f"{gpu}: {every}, with {rough_size(spare)} to spare: {most}."
+        return f"{gpu}: ", f"{every}{only}", f": with more memory {most}."
+    return f"{gpu}: ", f"{every}, with {rough_size(spare)} to spare", f": {most}."
 
 
 def _fragments(row: EpochOnGpu) -> str:
@@ -110,26 +113,25 @@ def _fragments(row: EpochOnGpu) -> str:
     return f", {near_size(row['left_behind'])} of it fragments that batches of other shapes left behind"
 
 
-def _fails(row: EpochOnGpu, at: EpochFailure) -> str:
+def _fails(row: EpochOnGpu, at: EpochFailure) -> tuple[str, str, str]:
     gpu = gpu_label(row["title"])
     verdict = verdict_of(row)
+    which = describe_batch(at)
+    fails = f"{which[0].upper()}{which[1:]} would run out of memory"
     needs = (
-        f"{_which(at)} would run out of memory: {_shape(at)} need {near_size(at['needs'])}, the {gpu} has "
-        f"{near_size(row['may_reserve'])} for it."
+        f": {describe_shape(at)} need {near_size(at['needs'])}, the {gpu} has {near_size(row['may_reserve'])} for it."
     )
+    first = f" It is the first of {row['failures']:,}." if row["failures"] > 1 else ""
     if verdict.answer == OPEN:
-        needs = f"{needs[:-1]}. That is too close to tell. {describe_margin(verdict)}"
-    text = needs[0].upper() + needs[1:]
-    if row["failures"] > 1:
-        text += f" It is the first of {row['failures']:,}."
-    return text
+        return f"{fails}{needs} That is ", "too close to tell", f". {describe_margin(verdict)}{first}"
+    return "", fails, f"{needs}{first}"
 
 
 def _cap(row: EpochOnGpu) -> list[str]:
     cap = row["cap"]
     if cap is None:
         return ["No shorter length makes the whole epoch fit: a smaller batch is needed."]
-    what = _shape(cap) if cap["shape"] else f"{cap['length']} of {cap['value']:,}"
+    what = describe_shape(cap) if cap["shape"] else f"{cap['length']} of {cap['value']:,}"
     left = f", {near_size(cap['left_behind'])} of it fragments that the shapes before left behind" * bool(
         cap["left_behind"]
     )
@@ -154,7 +156,7 @@ def _expandable(row: EpochOnGpu) -> list[str]:
 # ---- the whole ----
 
 
-def _how_exact(figures: EpochReport) -> list[str]:
+def how_exact(figures: EpochReport) -> list[str]:
     count = figures["predicted_shapes"]
     text = f"Steps of {counted(count, 'shape')} were predicted; those of the others follow from them"
     if figures["shapes"] <= count:

@@ -87,6 +87,7 @@ function describeView(page) {
   describeFold(timeline);
   describeRange(page);
   describeChange(page);
+  describeEpoch(page.capture.metadata);
   for (const button of find("groupings").children) button.setAttribute("aria-checked", button.dataset.by === page.by);
   for (const button of find("axes").children)
     button.setAttribute("aria-checked", button.dataset.axis === timeline.axis);

@@ -33,6 +33,7 @@
  *   #tip tr                   data-bytes, and data-category or data-group: the tooltip of the timeline
  *   #levers tbody tr          data-key ("none", "fit-0"), data-name, data-bytes (reserved), data-fits
  *   #plan-plot .point         data-index, data-bytes (reserved), data-ms (the time of a step)
+ *   #epoch-bars .batches          data-batches; class decides: with the batch that fails first, or needs most
  *   timeline.edited           the timeline of the chosen change, or null; timeline.editedColumns: what is drawn of it
  *   document.body.dataset     change: the chosen one's key
  *   #collectives              data-count, data-drawn (in the range that is shown), data-kinds
