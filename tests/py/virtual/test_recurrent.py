@@ -8,18 +8,23 @@ from typing import Any
 import pytest
 from modscope._virtual.rules import recurrent
 from modscope._virtual.rules.recurrent import _RecurrentLayers
+from modscope._virtual.rules.rules import GpuAndTorch
 from truth_entries import FOLDER, needs_truth
 from virtual_helpers import needs_interception, run_on_h200
 
 import torch
 
 LSTM, GRU, TANH = 2, 3, 1
-MIB = 1 << 20
+SMALL = {"inputs": 64, "hidden": 128, "batch": 8, "steps": 40}
+MIDDLE = {"inputs": 256, "hidden": 512, "batch": 32, "steps": 128}
+LONG = {"inputs": 256, "hidden": 512, "batch": 48, "steps": 150}
+LARGE = {"inputs": 256, "hidden": 1024, "batch": 64, "steps": 100}
 
 
 def layers(mode: int, **changes: Any) -> _RecurrentLayers:
     base = _RecurrentLayers(mode, 256, 256, 256, 1, 1, 64, 32, 64 * 32, torch.float32)
     changed = base._replace(**changes)
+    changed = changed if "out" in changes else changed._replace(out=changed.hidden)
     return changed if "rows" in changes else changed._replace(rows=changed.steps * changed.batch)
 
 
@@ -32,10 +37,11 @@ def layers(mode: int, **changes: Any) -> _RecurrentLayers:
         (layers(LSTM, layers=2), 0.2, 23134464),
         (layers(LSTM, rows=1552), 0.0, 7946496),
         (layers(LSTM, layers=2, out=128), 0.0, 29360384),
-        (layers(LSTM, inputs=40, hidden=320, out=320, layers=3, directions=2, batch=24, steps=300), 0.3, 315648256),
+        (layers(LSTM, inputs=40, hidden=320, layers=3, directions=2, batch=24, steps=300), 0.3, 315648256),
         (layers(GRU, layers=3), 0.0, 41943296),
         (layers(TANH, layers=3), 0.0, 10486016),
         (layers(LSTM, dtype=torch.float16), 0.0, 5243136),
+        (layers(LSTM, **MIDDLE, layers=3, directions=2, out=64), 0.2, 342098176),
     ],
 )
 def test_reserve_is_what_cudnn_asked_for_on_an_h200(shape: _RecurrentLayers, dropout: float, bytes: int) -> None:
@@ -43,20 +49,51 @@ def test_reserve_is_what_cudnn_asked_for_on_an_h200(shape: _RecurrentLayers, dro
 
 
 @pytest.mark.parametrize(
-    ("shape", "bytes"),
+    ("shape", "dropout", "bytes"),
     [
-        (layers(LSTM, steps=512), 111510016),
-        (layers(LSTM, hidden=1024, out=1024), 74711552),
-        (layers(LSTM, batch=128), 62260480),
-        (layers(LSTM, layers=3), 45023744),
-        (layers(LSTM, layers=2, directions=2), 77070848),
-        (layers(LSTM, inputs=1024, hidden=1024, out=1024, layers=4, batch=16, steps=100), 209715584),
-        (layers(GRU, steps=512), 110789120),
-        (layers(GRU, inputs=1024, hidden=1024, out=1024, layers=2, batch=48, steps=100), 170525312),
+        (layers(LSTM, steps=512), 0.0, 111510016),
+        (layers(LSTM, hidden=1024), 0.0, 74711552),
+        (layers(LSTM, batch=128), 0.0, 62260480),
+        (layers(LSTM, layers=3), 0.0, 45023744),
+        (layers(LSTM, layers=2, directions=2), 0.0, 77070848),
+        (layers(LSTM, inputs=1024, hidden=1024, layers=4, batch=16, steps=100), 0.0, 209715584),
+        (layers(GRU, steps=512), 0.0, 110789120),
+        (layers(GRU, inputs=1024, hidden=1024, layers=2, batch=48, steps=100), 0.0, 170525312),
+        (layers(LSTM, **SMALL), 0.0, 12337472),
+        (layers(LSTM, **MIDDLE, dtype=torch.float16), 0.0, 101974528),
+        (layers(LSTM, **LONG, layers=2, dtype=torch.bfloat16), 0.2, 73024128),
+        (layers(LSTM, **SMALL, layers=3, directions=2, dtype=torch.float16), 0.0, 54907200),
+        (layers(LSTM, **LARGE, layers=3, directions=2), 0.0, 686031616),
+        (layers(LSTM, **MIDDLE, layers=3, out=64), 0.2, 87474688),
+        (layers(LSTM, **LONG, layers=2, directions=2, dtype=torch.float16, out=64), 0.0, 148775552),
+        (layers(GRU, **LONG), 0.0, 87327360),
+        (layers(GRU, **SMALL, layers=3, dtype=torch.float16), 0.0, 27382080),
+        (layers(GRU, **SMALL, layers=2, dtype=torch.bfloat16), 0.0, 17551680),
+        (layers(GRU, **LONG, layers=3), 0.2, 125043328),
+        (layers(GRU, **MIDDLE, layers=2, directions=2), 0.0, 172753408),
+        (layers(GRU, **SMALL, directions=2, dtype=torch.float16), 0.0, 19149120),
+        (layers(TANH, **LARGE, dtype=torch.float16), 0.0, 188744448),
+        (layers(TANH, **LONG, layers=3), 0.0, 94536320),
+        (layers(TANH, **SMALL, layers=2), 0.0, 19513664),
+        (layers(TANH, **MIDDLE, directions=2, dtype=torch.bfloat16), 0.0, 64946688),
+        (layers(TANH, **SMALL, layers=2, directions=2, dtype=torch.float16), 0.0, 35709248),
+        (layers(LSTM, **MIDDLE, layers=2, rows=2112, packed=True), 0.0, 49545728),
     ],
 )
-def test_workspace_is_near_what_cudnn_asked_for_on_an_h200(shape: _RecurrentLayers, bytes: int) -> None:
-    assert recurrent._workspace_bytes(shape) == pytest.approx(bytes, rel=0.03)
+def test_workspace_is_what_cudnn_asked_for_on_an_h200(shape: _RecurrentLayers, dropout: float, bytes: int) -> None:
+    persistent = {shape.persistent(GpuAndTorch((9, 0), 132), backward) for backward in (False, True)}
+    assert {recurrent._workspace_bytes(shape, dropout, one) for one in persistent} == {bytes}
+
+
+def test_persistent_kernels_are_taken_where_torch_asks_for_them() -> None:
+    h100, a6000, t4 = GpuAndTorch((9, 0), 132), GpuAndTorch((8, 6), 84), GpuAndTorch((7, 5), 40)
+    half = layers(LSTM, **MIDDLE, dtype=torch.float16)
+    assert [half.persistent(gpu, False) for gpu in (h100, a6000, t4)] == [True, False, False]
+    between = layers(GRU, hidden=192)
+    assert [between.persistent(h100, backward) for backward in (False, True)] == [True, False]
+    assert not between._replace(packed=True).persistent(h100, False)
+    plain = layers(TANH, hidden=896, batch=96, dtype=torch.float16)
+    assert [plain._replace(batch=batch).persistent(h100, False) for batch in (88, 96)] == [True, False]
 
 
 @needs_interception

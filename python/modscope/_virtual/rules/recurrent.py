@@ -1,7 +1,9 @@
 """Recurrent layers on the virtual device: they take cuDNN's kernels, as on a GPU.
 
 The order of what is allocated follows torch's aten/src/ATen/native/cudnn/RNN.cpp. cuDNN's own sizes were measured on an
-H200 (torch 2.11, cuDNN 9.19)."""
+H200 (torch 2.11, cuDNN 9.19): the formulas give all of 696 calls to the byte, of four shapes of LSTM, GRU and tanh,
+of one to three layers in one and two directions, in float32, float16 and bfloat16. Of packed sequences one shape was
+measured; inference, float64 and other GPUs were not."""
 
 from __future__ import annotations
 
@@ -58,17 +60,25 @@ class _RecurrentLayers(NamedTuple):
     rows: int
     """Rows of the input over all steps: fewer than steps times batch where sequences are packed."""
     dtype: torch.dtype
+    packed: bool = False
 
     @property
     def itemsize(self) -> int:
         return self.dtype.itemsize
 
-    @property
-    def persistent(self) -> bool:
-        """torch asks for cuDNN's persistent kernel (RNN.cpp: use_persist_common_heuristics)."""
-        one = self.mode == _LSTM and self.layers == self.directions == 1 and self.rows == self.steps * self.batch
+    def persistent(self, gpu: GpuAndTorch, backward: bool) -> bool:
+        """cuDNN takes a persistent kernel: torch asks for it (RNN.cpp: get_algo), and its type is not bfloat16."""
+        if self.packed or self.out != self.hidden:
+            return False
+        plain = self.mode not in (_LSTM, _GRU)
+        small = (256 if plain else 128) if backward else (384 if plain else 192)
+        if self.hidden <= small:
+            return self.dtype in (torch.float16, torch.float32)
+        large_gpu = gpu.capability == (7, 0) or (gpu.processors >= 98 and gpu.capability not in ((7, 5), (8, 6)))
+        one = self.mode != _GRU and self.layers == self.directions == 1
         sizes = self.hidden <= 1024 and self.hidden % 128 == 0 and self.inputs % 128 == 0
-        return one and sizes and self.dtype == torch.float16 and self.batch % 8 == 0 and self.batch <= 128
+        rows = self.batch % 8 == 0 and self.batch <= (88 if plain and self.hidden >= 896 else 128)
+        return large_gpu and one and sizes and rows and self.dtype == torch.float16
 
 
 def _layers(args: Any, kwargs: Any, offset: int) -> _RecurrentLayers:
@@ -83,7 +93,9 @@ def _layers(args: Any, kwargs: Any, offset: int) -> _RecurrentLayers:
         batch, steps = (data.size(0), data.size(1)) if batch_first else (data.size(1), data.size(0))
         rows = batch * steps
     out = proj or hidden
-    return _RecurrentLayers(mode, data.size(-1), hidden, out, layers, directions, steps, batch, rows, hx.dtype)
+    return _RecurrentLayers(
+        mode, data.size(-1), hidden, out, layers, directions, steps, batch, rows, hx.dtype, bool(batch_sizes)
+    )
 
 
 def _reserve_bytes(shape: _RecurrentLayers, dropout: float) -> int:
@@ -94,44 +106,56 @@ def _reserve_bytes(shape: _RecurrentLayers, dropout: float) -> int:
     elements = (gates * shape.layers + shape.layers - 1) * state
     if shape.out != shape.hidden:
         elements += shape.layers * shape.rows * shape.directions * (shape.hidden + shape.out)
-    masks = (shape.layers - 1) * state * shape.directions // 8 if dropout > 0 else 0
+    masks = (shape.layers - 1) * shape.rows * shape.out * shape.directions**2 // 8 if dropout > 0 else 0
     return elements * shape.itemsize + masks + 256
 
 
 def _weight_bytes(shape: _RecurrentLayers) -> int:
+    """The matrices, without the biases."""
     of_first = shape.inputs + shape.out
     of_others = (shape.layers - 1) * (shape.out * shape.directions + shape.out)
-    return _GATES[shape.mode] * shape.hidden * (of_first + of_others) * shape.directions * shape.itemsize
+    gates = _GATES[shape.mode] * shape.hidden * (of_first + of_others)
+    projections = shape.layers * shape.hidden * shape.out if shape.out != shape.hidden else 0
+    return (gates + projections) * shape.directions * shape.itemsize
 
 
-def _workspace_bytes(shape: _RecurrentLayers) -> int:
-    """Fitted to 222 measurements. A small call copies the weights and gives its products of matrices 8 or 24 MiB; a
-    large call of several layers uses the memory of the steps for that."""
-    step, row = shape.batch * shape.hidden * shape.itemsize, shape.rows * shape.itemsize
-    states = row * shape.hidden
-    gates, layers, directions = _GATES[shape.mode], shape.layers, shape.directions
-    weights = _weight_bytes(shape)
-    small = weights + (8 if directions == 1 and not shape.persistent else 24) * _MIB + 256
-    inputs = row * shape.inputs
-    if gates == 1:
-        per_state = 10 if shape.hidden < 512 else 3
-        return int(((layers + 1) + per_state) * directions * states + inputs + small)
-    steps = (10 if shape.mode == _LSTM else 6) * layers * directions * step
-    of_states = (gates * layers + 1) * directions
-    if layers == 1 or states < 4 * _MIB:
-        return int(of_states * states + (1 if shape.mode == _LSTM else 2) * inputs + steps + small)
-    if shape.mode == _GRU:
-        large = (of_states + 0.67) * states + inputs
+def _workspace_bytes(shape: _RecurrentLayers, dropout: float, persistent: bool) -> int:
+    """A copy of the weights, 8 MiB for the products of matrices of each layer and direction, and states.
+
+    "state" is the hidden state of one step, "states" that of all steps. The larger of two needs decides: that of the
+    gates, and that of the products with the inputs. In one direction the layers above the first can make the products
+    for some steps at a time, of 4,096 elements for each sequence; cuDNN does so where that is less. Of inputs and
+    outputs that are not packed, cuDNN makes packed copies."""
+    layers, lstm, two = shape.layers, shape.mode == _LSTM, shape.directions == 2
+    above, projected = layers > 1, shape.out != shape.hidden
+    state, states, inputs = shape.batch * shape.hidden, shape.rows * shape.hidden, shape.rows * shape.inputs
+    copies = 0 if shape.packed else inputs + shape.directions * shape.rows * shape.out
+    if not lstm:
+        each = (14 if two else 5 + persistent) * state
+    elif persistent:
+        each = (18 if two else 8) * state
     else:
-        large = (of_states - (4 if directions == 2 else 0)) * states + inputs + steps
-    return int(max(large, 1.5 * weights + 8 * _MIB)) + 256
+        each = 2 * ((10 if two else 4) * state + shape.directions * shape.batch * shape.out)
+        each -= 4 * shape.directions * state if shape.packed else 0
+    of_gates = 2 * _GATES[shape.mode] + 4 if two else _GATES[shape.mode] + (above and dropout > 0)
+    gates = (of_gates + projected * shape.directions) * states
+    of_products = 8 + 2 * above if two else 3 + (above and persistent and not lstm)
+    products = of_products * states + inputs + (lstm and not above) * state
+    if above and not two and not persistent:
+        products = min(products, 2 * states + inputs + 8 * state + layers * 4096 * shape.batch)
+    if persistent:
+        gates = gates + 16 * states if lstm else 0
+        products += (14 if shape.mode == _GRU else 9) * states
+    elements = max(gates, products) + copies + layers * each
+    of_products_bytes = layers * shape.directions * 8 * _MIB
+    return elements * shape.itemsize + _weight_bytes(shape) + of_products_bytes + 8 * shape.batch + 256
 
 
 # ---- rules ----
 
 
-def _workspace_of(shape: _RecurrentLayers) -> int:
-    bytes = _workspace_bytes(shape)
+def _workspace_of(gpu: GpuAndTorch, shape: _RecurrentLayers, dropout: float, backward: bool) -> int:
+    bytes = _workspace_bytes(shape, dropout, shape.persistent(gpu, backward))
     doubt("recurrent", bytes)
     return bytes
 
@@ -142,17 +166,22 @@ def _copied(tensor: torch.Tensor, transposed: bool) -> list[WorkspaceEvent]:
     return [] if contiguous else [("temporary", tensor.nbytes)]
 
 
-@rule("aten._cudnn_rnn.default", source="ATen/native/cudnn/RNN.cpp; sizes: measured")
+@rule("aten._cudnn_rnn.default", source="ATen/native/cudnn/RNN.cpp; sizes: measured on an H200 (cuDNN 9.19)")
 def _forward_events(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace:
     shape = _layers(args, kwargs, 0)
     transposed = args[10] and not argument(args, kwargs, 14, "batch_sizes", ())
     results: list[WorkspaceEvent] = [("result", 0), ("result", 0), ("result", 0)]
     if args[3] is None:
         results.append(("result", 0))
-    return [*_copied(args[0], transposed), *results, ("temporary", _workspace_of(shape)), ("result", 0)]
+    return [
+        *_copied(args[0], transposed),
+        *results,
+        ("temporary", _workspace_of(gpu, shape, args[11], False)),
+        ("result", 0),
+    ]
 
 
-@rule("aten._cudnn_rnn_backward.default", source="ATen/native/cudnn/RNN.cpp; sizes: measured")
+@rule("aten._cudnn_rnn_backward.default", source="ATen/native/cudnn/RNN.cpp; sizes: measured on an H200 (cuDNN 9.19)")
 def _backward_events(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Workspace:
     shape = _layers(args, kwargs, 4)
     data, hx, cx, output, grads = args[0], args[4], args[5], args[6], args[7:10]
@@ -163,7 +192,7 @@ def _backward_events(gpu: GpuAndTorch, args: Any, kwargs: Any, specs: Any) -> Wo
             events.append(("temporary", like.nbytes))
     x = _copied(data, transposed)
     dy = _copied(grads[0], transposed) if grads[0] is not None else []
-    workspace = _workspace_of(shape)
+    workspace = _workspace_of(gpu, shape, args[15], True)
     events += [*x, *dy, ("result", 0), ("result", 0), ("result", 0)]
     events += [("temporary", workspace), ("temporary", -workspace)]
     events += [("temporary", -bytes) for _, bytes in (*x, *dy)]
