@@ -107,6 +107,7 @@ The result of a prediction on one GPU has these keys; bytes are ints.
   reserved_unlimited                what a GPU with more memory would reserve, or
                                     null where memory ran out
   reserved_if_larger                several GPUs: the same as reserved_unlimited
+  nvidia_smi                        what it shows: about, low, high, and its parts
   step_ms                           the time of a step in milliseconds, or null
   seconds, steps                    how long it took, how many steps it has
   are_optimizer_steps               whether these are steps of one optimizer of

@@ -10,6 +10,8 @@ from modscope._cli.command import Command, Load, Parser
 from modscope._cli.common import name_column, next_command, notes, when
 from modscope._read.categories import TOTAL, Kind, Sums, category_of, parts_of
 from modscope._read.groups import group_modules
+from modscope._read.load import Capture
+from modscope._read.ranks import number_said
 from modscope._read.summary import (
     CaptureReport,
     Report,
@@ -22,6 +24,8 @@ from modscope._read.summary import (
 from modscope._read.text import at_least, clean, counted, duration, percent, size
 from modscope._show.collectives import collectives_text
 from modscope._show.terminal import Screen
+from modscope._virtual.gpus import Gpu
+from modscope._virtual.outside import outside_of, said_of
 
 MODULES = 10
 _FEWEST = 3  # rows of modules in a low terminal
@@ -37,7 +41,20 @@ def report(arguments: Namespace, load: Load) -> CaptureReport | Report:
     if len(arguments.files) > 1:
         return _report_of_ranks(arguments)
     file = arguments.files[0]
-    return summarize(file, load(file))
+    capture = load(file)
+    found = summarize(file, capture)
+    return {**found, "hints": [*found["hints"], *_beside_torch(capture)]}
+
+
+def _beside_torch(capture: Capture) -> list[str]:
+    """What nvidia-smi would show of a program whose run was predicted, and did not fail."""
+    name, device = capture.info.get("gpu", ""), capture.main_device
+    reserved, context = capture.reserved.get(device, 0), number_said(capture, "gpu_context")
+    if capture.info.get("source") != "predicted" or context is None or capture.last_oom or not reserved:
+        return []
+    gpu = Gpu(name, name, 0, (9, 0), 1, context=context)
+    report = outside_of(gpu, capture).report(reserved)
+    return [f"torch reserves {size(reserved)}, {said_of(report)}."]
 
 
 def _report_of_ranks(arguments: Namespace) -> Report:

@@ -51,10 +51,12 @@ def info(gpu: Gpu, version: str) -> dict[str, str]:
     }
 
 
-def end_info(ranks: RanksFacts | None, device: int) -> dict[str, str]:
-    """What its end says: what NCCL would take of the GPU, and which sizes are not sure."""
+def end_info(ranks: RanksFacts | None, device: VirtualDevice | None) -> dict[str, str]:
+    """What its end says: what NCCL would take of the GPU, which libraries take some, and which sizes are not sure."""
     from modscope import _native
 
     info = {"communicator_bytes": str(ranks["communicator_bytes"])} if ranks else {}
-    doubts = doubts_as_text(_native.virtual_doubts(device))
+    if device and (libraries := device.libraries()):
+        info["libraries"] = ",".join(libraries)
+    doubts = doubts_as_text(_native.virtual_doubts(device.used() if device else 0))
     return {**info, "doubts": doubts} if doubts else info

@@ -138,7 +138,7 @@ class Prediction:
             return {}
         from modscope._predict import device
 
-        return device.end_info(self._substitutes.ranks_facts(), self._device.used() if self._device else 0)
+        return device.end_info(self._substitutes.ranks_facts(), self._device)
 
     def info(self) -> dict[str, str]:
         from modscope._predict import device

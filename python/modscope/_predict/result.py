@@ -11,6 +11,7 @@ from modscope._read.load import Capture
 from modscope._read.step_time import retries_of_a_step, step_ms
 from modscope._virtual.certainty import FITS, NOT, Verdict, certainty_of, judge
 from modscope._virtual.gpus import Gpu
+from modscope._virtual.outside import outside_of
 
 if TYPE_CHECKING:
     from modscope._show.terminal import Screen
@@ -205,6 +206,7 @@ def judged(
         "retries": retries if fits else None,
         "retries_per_step": per_step if fits else None,
         "reserved_unlimited": unlimited,
+        "nvidia_smi": outside_of(gpu, capture).report(reserved) if capture and fits and reserved else None,
     }
 
 
@@ -232,7 +234,8 @@ def failed_early(result: Result) -> bool:
 def as_json(result: Result) -> Result:
     """Without a verdict where there can be none."""
     if failed_early(result):
-        return {**result, "fits": None, "to_spare": None, "verdict": None, "margin": None, "why": ""}
+        none = dict.fromkeys(("fits", "to_spare", "verdict", "margin", "nvidia_smi"))
+        return {**result, **none, "why": ""}
     return result
 
 

@@ -9,6 +9,7 @@ from modscope._predict.result import Result, failed_early, has_failed, verdict_o
 from modscope._read.text import clean, counted, describe_moment, rough_size, shorten_end, size
 from modscope._virtual.certainty import OPEN, describe, describe_margin, describe_retries
 from modscope._virtual.gpus import find_gpu
+from modscope._virtual.outside import said_of
 
 _MOST_OF_ERROR = 400  # columns
 _MATTERS = 0.01  # of what was allocated: from this share on, operators without a rule are mentioned
@@ -24,7 +25,8 @@ def closing(result: Result, shown: str, loss: str | None, quiet: bool) -> list[s
     if failed_early(result):
         lines = [_what(result), *hints(result), f"Until then: {_peaks(result)}"]
     else:
-        lines = [f"{_what(result)} {_peaks(result)}", f"{_gpu(result)} {_verdict(result)}{_time(result)}"]
+        verdict = f"{_gpu(result)} {_verdict(result)}{_time(result)}{_nvidia_smi(result)}"
+        lines = [f"{_what(result)} {_peaks(result)}", verdict]
     lines += notes(result)
     return [*lines, _capture(result, shown, loss)] if shown else lines
 
@@ -172,6 +174,10 @@ def step_time(milliseconds: float) -> str:
 
 def _time(result: Result) -> str:
     return f" About {step_time(result['step_ms'])} a step." if result["step_ms"] else ""
+
+
+def _nvidia_smi(result: Result) -> str:
+    return f" {said_of(result['nvidia_smi'])}." if result.get("nvidia_smi") else ""
 
 
 # ---- the others ----

@@ -176,7 +176,7 @@ class virtual_gpu:
         if error is not None:
             oom_report.add_note(error)
             how, end = "exception", {"error": f"{type(error).__name__}: {oom_report.text_of(error)}"}
-        end |= _predict_device.end_info(self._substitutes.ranks_facts(), self._device.used() if self._device else 0)
+        end |= _predict_device.end_info(self._substitutes.ranks_facts(), self._device)
         lack_order = bool(_native.optimizers_lack_order())
         recording.stop(how, **end)
         self._read(how, end.get("error", ""), lack_order)

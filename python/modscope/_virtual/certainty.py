@@ -18,6 +18,7 @@ from modscope._read.ranks import world_of
 from modscope._read.script_arguments import ANY_SCRIPT, program_words
 from modscope._read.text import clean, counted, gpu_label, near_size, size
 from modscope._virtual.gpus import GPUS, Gpu, is_described, rules_of
+from modscope._virtual.outside import PART_OF_NCCL, range_of_context
 
 __all__ = [
     "DOUBTS",
@@ -58,11 +59,6 @@ _WORDS = {"convolution": "convolutions", "recurrent": "recurrent layers", "batch
 _PART_OF_RESERVED = 0.02
 """Of 59 jobs that were measured, 57 reserve what was predicted within so much. Other sizes of workspaces leave other
 gaps between blocks, so that this holds where the peak of what is allocated has nothing to do with them too."""
-_LESS_CONTEXT, _MORE_CONTEXT = 0.5, 1.28
-"""A CUDA context was seen to take so many times what the table of GPUs says: 256 MiB on an RTX 3090, 656 MiB on a
-server of eight GPUs."""
-_PART_OF_NCCL = 0.5
-"""What NCCL takes was not measured here, and reports differ by so much."""
 
 
 def is_measured(gpu: Gpu) -> bool:
@@ -116,18 +112,18 @@ class Certainty(NamedTuple):
     @property
     def margin(self) -> int:
         """The GPU may have so much less room than it takes to be as predicted."""
-        return self._figures + int((_MORE_CONTEXT - 1) * self.gpu.context)
+        return self._figures + int((range_of_context(self.gpu)[1] - 1) * self.gpu.context)
 
     @property
     def margin_above(self) -> int:
         """By how many bytes it may need more."""
-        return self._figures + int((1 - _LESS_CONTEXT) * self.gpu.context)
+        return self._figures + int((1 - range_of_context(self.gpu)[0]) * self.gpu.context)
 
 
 def certainty_of(gpu: Gpu, capture: Capture | None, device: str, reserved: int, communicators: int = 0) -> Certainty:
     """``reserved``: at most, by the figures that are judged; ``communicators``: what NCCL takes, by them."""
     doubts = relevant(gpu, _doubts_of(capture, device) if capture else {})
-    return Certainty(gpu, doubts, margin_of(doubts, reserved), int(_PART_OF_NCCL * communicators))
+    return Certainty(gpu, doubts, margin_of(doubts, reserved), int(PART_OF_NCCL * communicators))
 
 
 def relevant(gpu: Gpu, doubts: Mapping[str, int]) -> dict[str, int]:
@@ -205,7 +201,7 @@ def _why(sure: Certainty) -> str:
     if sure.interpolated:
         reasons.append(f"sizes that follow from batches of other shapes may be off by {near_size(sure.interpolated)}")
     if sure.gpu.context:
-        low, high = (part * sure.gpu.context / (1 << 30) for part in (_LESS_CONTEXT, _MORE_CONTEXT))
+        low, high = (part * sure.gpu.context / (1 << 30) for part in range_of_context(sure.gpu))
         reasons.append(f"a CUDA context takes {low:.2f} to {high:.2f} GiB")
     return f"{_listed(reasons)}. {_settled_by(sure)}"
 

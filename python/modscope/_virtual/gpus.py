@@ -92,7 +92,7 @@ class Gpu(NamedTuple):
     processors: int
     """Streaming multiprocessors."""
     context: int = 512 * MIB
-    """What the CUDA context of a process takes of it, about."""
+    """What the CUDA context of a process takes of it, with the kernels and libraries that it loads, about."""
     speed: Speed | None = None
     """None: it is not known how fast the GPU is, and no time is predicted."""
     board: Board = Board(50, 5120, 2619, 1980)
@@ -179,7 +179,8 @@ GPUS: dict[str, Gpu] = {
             speed=Speed(67, 67, 494.7, 989.4, 989.4, 1978.9, 3350, 64), board=Board(50, 5120, 2619, 1980),
             nvlink=450, network=50),
         # H200 datasheet; Hopper whitepaper. The cache and the bus were read on one: the whitepaper has the H100's.
-        Gpu("h200", "NVIDIA H200", 143_073 * MIB, (9, 0), 132,
+        # So was the context: the sum of its parts in outside.py.
+        Gpu("h200", "NVIDIA H200", 143_073 * MIB, (9, 0), 132, context=703 * MIB,
             speed=Speed(67, 67, 494.7, 989.4, 989.4, 1978.9, 4800, 64), board=Board(60, 6016, 3201, 1980),
             nvlink=450, network=50),
         # HGX B200 datasheet: 7.7 TB/s and 180 GB. The chip has 192 GB and 8,192 bits: it uses 15/16 of both.

@@ -74,6 +74,13 @@ def test_the_json(result, capture):
     )
 
 
+def test_what_nvidia_smi_would_show(result):
+    shown = result["nvidia_smi"]
+    assert list(shown["parts"]) == ["torch", "context", "kernels", "cublas"], "the script has linear layers only"
+    assert shown["parts"]["torch"] == result["reserved_peak"] and shown["about"] == sum(shown["parts"].values())
+    assert result["reserved_peak"] < shown["low"] < shown["about"] < shown["high"]
+
+
 def test_the_help_lists_every_key_of_the_json(result):
     words = TOPICS["predictions"].text.replace(",", " ").replace('"', " ").split()
     assert not set(result) - set(words)
@@ -98,7 +105,9 @@ def test_the_capture_starts_with_nothing_reserved(capture):
 def test_the_commands_show_it(folder, command, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     assert main(command.split()) == 0
-    assert "predicted on RTX 4090" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "predicted on RTX 4090" in said
+    assert ("nvidia-smi will show about 0." in said) == (command == "summary x.msc")
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ def test_a_verdict_inside_its_own_error_is_none(tmp_path: Path) -> None:
     for script, is_open in ((linear, False), (convolutions, True)):
         alone = predict_json(tmp_path, "--gpu", "h200", "-q", script)
         assert (alone["verdict"], alone["why"]) == ("fits", ""), alone
-        near, said = with_spare(tmp_path, script, alone["reserved_peak"], 160 * MIB)
-        assert near["to_spare"] == 160 * MIB and near["fits"] is True
-        assert (near["verdict"], near["margin"] > 160 * MIB) == (
+        near, said = with_spare(tmp_path, script, alone["reserved_peak"], 200 * MIB)
+        assert near["to_spare"] == 200 * MIB and near["fits"] is True
+        assert (near["verdict"], near["margin"] > 200 * MIB) == (
             ("too close to tell", True) if is_open else ("fits", False)
         ), near
         assert (": it fits, with 0.2 GiB to spare." in said) != is_open

@@ -16,7 +16,8 @@ import torch
 from modscope import _native
 from modscope._torch import interception as _interception
 from modscope._torch.probes import undisturbed
-from modscope._virtual.device import cuda_functions, probes, storages
+from modscope._virtual import outside
+from modscope._virtual.device import cuda_functions, graphs, probes, storages
 from modscope._virtual.device.environment import allocator_settings
 from modscope._virtual.device.memory import Memory
 from modscope._virtual.device.registration import INFERENCES, fakes_preferred, kernels_registered
@@ -166,6 +167,10 @@ class VirtualDevice:
     def bytes_without_rule(self) -> int:
         """How many bytes of results went through operators without a rule for their workspace."""
         return self._rules.bytes_without_rule()
+
+    def libraries(self) -> list[str]:
+        """Those that the program uses, of the ones that take memory of the GPU themselves."""
+        return outside.libraries_of(self._rules.operators, graphs.has_captured())
 
     def is_used(self) -> bool:
         """Whether the program has allocated anything."""

@@ -11,9 +11,15 @@ from modscope import _native
 from modscope._virtual.device.pools import Handle, Pools
 from modscope._virtual.time import times
 
-__all__ = ["graph_class", "is_capturing"]
+__all__ = ["graph_class", "has_captured", "is_capturing"]
 
 _capturing: list[_Graph] = []
+_captured = False
+
+
+def has_captured() -> bool:
+    """Whether any graph was captured in this process."""
+    return _captured
 
 
 def is_capturing(stream: int | None = None) -> bool:
@@ -55,8 +61,10 @@ class _Graph:
         _capturing.append(self)
 
     def capture_end_pre(self) -> None:
+        global _captured
         if self not in _capturing:
             raise RuntimeError("capture_end was called, but nothing is being captured")
+        _captured = True
         _capturing.remove(self)
         times.end_capture()
         self._pools.end(*self._held[-1])

@@ -172,15 +172,19 @@ class Rules(operators.OperatorCosts):
         self._table = table
         self._rules = all_rules()
         self._bytes_without_rule = 0
+        self.operators: set[str] = set()
+        """The names of those that ran."""
         for start in _starts:
             start()
 
     def events(self, op: Any, args: Any, kwargs: Any, specs: Any) -> Workspace:
+        name = str(op)
+        self.operators.add(name)
         if self._table is not None:
             found = self._table.find(op, args, kwargs)
             if found is not None and found.events is not None:
                 return found.events
-        known = self._rules.get(str(op))
+        known = self._rules.get(name)
         if known is not None:
             _doubts.clear()
             events = known.function(self._gpu, args, kwargs, specs)
