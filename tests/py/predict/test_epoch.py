@@ -248,6 +248,12 @@ def test_without_a_loader_the_own_steps_of_the_script_are_the_batches(tmp_path):
     assert plenty["reserved_at"]["shape"] == [2, 3100] and 100 <= little["cap"]["value"] < 3100
     ran = predict(tmp_path, "--epoch", "--gpu", "80GiB", name, "3")
     assert ran.status == 1 and "there is no epoch to read" in " ".join(ran.err.split())
+    name = script(tmp_path, textwrap.dedent(PLAIN) + "    if number == 5:\n        raise ValueError('no more')\n")
+    ran = predict(tmp_path, "--epoch", "--gpu", "80GiB", "--steps", "100", "--json=found.json", name, "8")
+    found, said = json.loads((tmp_path / "found.json").read_text()), " ".join(ran.err.replace("[modscope]", "").split())
+    assert found["read_error"] == "ValueError: no more" and not found["is_whole_epoch"] and found["batches"] == 6
+    assert "Its first 6 steps were predicted" in said and "Then the script failed: ValueError: no more." in said
+    assert ran.status == 1 and "every batch that was predicted fits" in said
 
 
 @pytest.mark.parametrize(

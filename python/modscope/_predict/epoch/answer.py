@@ -92,11 +92,18 @@ def why_unreadable(run: EpochRun) -> str:
     return f"the DataLoader at {run.place} could not be read ahead: {run.read.error or 'it has no batches'}."
 
 
+def _until_failure(run: EpochRun, facts: Facts) -> EpochRun:
+    """What is known of a script without a DataLoader that failed: it would have taken more steps."""
+    if run.place or (facts.get("ended") != "exception" and facts.get("status") in ("", "0", None)):
+        return run
+    return run._replace(length=None, read=run.read._replace(is_whole=False, error=describe_error({**facts})))
+
+
 class EpochAnswer:
     """Of one run, for any GPU of its kind."""
 
     def __init__(self, run: EpochRun, facts: Facts, capture: Capture) -> None:
-        self.run, self._facts, self.capture = run, facts, capture
+        self.run, self._facts, self.capture = _until_failure(run, facts), facts, capture
         self.steps = ShapedSteps(run.log, run.sampled, run.read.shapes)
         self.batches = self.steps.batches(run.read.batches)
         self._conf = capture.info.get("allocator", "")

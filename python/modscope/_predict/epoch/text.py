@@ -17,7 +17,7 @@ from modscope._predict.epoch.report import (
 from modscope._predict.result import verdict_of
 from modscope._predict.text import seconds
 from modscope._read.text import clean, counted, gpu_label, near_size, rough_size, size
-from modscope._virtual.certainty import NOT, OPEN, describe, describe_margin
+from modscope._virtual.certainty import NOT, OPEN, Verdict, describe
 
 
 def lines(figures: PredictEpoch, target: Sequence[str]) -> list[str]:
@@ -65,7 +65,7 @@ def describe_read(figures: EpochReport) -> str:
     else:
         text += f"{shapes:,} shapes, {describe_shape(smallest)} to {describe_shape(largest)}."
     if figures["read_error"]:
-        text += f" Then reading failed: {clean(figures['read_error'])}."
+        text += f" Then {'reading' if figures['loader'] else 'the script'} failed: {clean(figures['read_error'])}."
     elif not figures["is_whole_epoch"] and not figures["loader"]:
         text += " What follows them is not known (--steps, --seconds)."
     elif not figures["is_whole_epoch"]:
@@ -97,14 +97,20 @@ def _fits(row: EpochOnGpu, figures: EpochReport) -> tuple[str, str, str]:
         f"{describe_shape(row['reserved_at'])}{_fragments(row)}"
     )
     spare = row["may_reserve"] - row["reserved_peak"]
+    seen = "" if figures["is_whole_epoch"] else f" that was {'read' if figures['loader'] else 'predicted'}"
+    times = counted(row["retries"] or 0, "time")
+    only = f"every batch{seen} fits, but only because the allocator gives memory back {times}"
+    if verdict.answer == OPEN and spare < 0:
+        return f"{gpu}: {only}: with more memory {most}. That is ", "too close to tell", _margin(verdict)
     if verdict.answer == OPEN:
         return f"{gpu}: {most}. ", f"That is {describe(verdict, spare)}", ""
-    every = "every batch fits" if figures["is_whole_epoch"] else "every batch that was read fits"
-    only = ""
     if spare < 0:
-        only = f", but only because the allocator gives memory back {counted(row['retries'] or 0, 'time')}"
-        return f"{gpu}: ", f"{every}{only}", f": with more memory {most}."
-    return f"{gpu}: ", f"{every}, with {rough_size(spare)} to spare", f": {most}."
+        return f"{gpu}: ", only, f": with more memory {most}."
+    return f"{gpu}: ", f"every batch{seen} fits, with {rough_size(spare)} to spare", f": {most}."
+
+
+def _margin(verdict: Verdict) -> str:
+    return f", as it may be off by {near_size(verdict.margin)}: {verdict.why}"
 
 
 def _fragments(row: EpochOnGpu) -> str:
@@ -123,7 +129,7 @@ def _fails(row: EpochOnGpu, at: EpochFailure) -> tuple[str, str, str]:
     )
     first = f" It is the first of {row['failures']:,}." if row["failures"] > 1 else ""
     if verdict.answer == OPEN:
-        return f"{fails}{needs} That is ", "too close to tell", f". {describe_margin(verdict)}{first}"
+        return f"{fails}{needs} That is ", "too close to tell", f"{_margin(verdict)}{first}"
     return "", fails, f"{needs}{first}"
 
 
@@ -163,7 +169,7 @@ def how_exact(figures: EpochReport) -> list[str]:
         return []
     if figures["inexact_blocks"]:
         part = 100 * figures["inexact_blocks"] / max(figures["blocks"], 1)
-        return [f"{text}, {part:.0f} % of the sizes by interpolation."]
+        return [f"{text}, {f'{part:.0f}' if part >= 1 else 'less than 1'} % of the sizes by interpolation."]
     return [f"{text}, each size exactly."]
 
 
