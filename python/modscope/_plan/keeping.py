@@ -63,14 +63,6 @@ class Results(NamedTuple):
 NOTHING = Results((), "", (), 0)
 
 
-def _items(operators: Sequence[Operator]) -> list[list[int]]:
-    """Operators that are kept together: each on its own, but all that draw random numbers, or none of them."""
-    random = [i for i, each in enumerate(operators) if each.is_random]
-    single = [[i] for i, each in enumerate(operators) if each.can_be_kept() and not each.is_random]
-    recomputed = [i for i in random if operators[i].is_recomputed]
-    return single + ([recomputed] if recomputed and all(operators[i].can_be_kept() for i in recomputed) else [])
-
-
 def find_sets(operators: Sequence[Operator], kept: int) -> list[Results]:
     """The sets of a module that keeps so many bytes without a checkpoint, from the fewest results on."""
 
@@ -83,10 +75,11 @@ def find_sets(operators: Sequence[Operator], kept: int) -> list[Results]:
     whole = sum(each.nanoseconds for each in operators if each.is_recomputed)
     sets: list[Results] = []
     chosen: list[int] = []
-    for item in sorted(_items(operators), key=lambda item: (-time(item) / size(item), item)):
-        if time(item) < _LEAST * whole or size(chosen) + size(item) > _MOST_KEPT * kept:
+    items = [i for i, each in enumerate(operators) if each.can_be_kept()]
+    for i in sorted(items, key=lambda i: (-operators[i].nanoseconds / operators[i].bytes, i)):
+        if operators[i].nanoseconds < _LEAST * whole or size(chosen) + operators[i].bytes > _MOST_KEPT * kept:
             continue
-        chosen += item
+        chosen.append(i)
         if time(chosen) - (time(sets[-1].at) if sets else 0) < _STEP * whole:
             continue
         at = tuple(sorted(chosen))

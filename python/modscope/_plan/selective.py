@@ -58,13 +58,40 @@ def draws_random_numbers(operator: Any, args: tuple[Any, ...], kwargs: dict[str,
 # ---- eager code ----
 
 
+class _RandomState(NamedTuple):
+    """Of the generator of a device."""
+
+    device: torch.device
+    state: torch.Tensor
+
+    @classmethod
+    def of(cls, device: torch.device) -> _RandomState | None:
+        """None: checkpoints do not preserve it either."""
+        if device.type == "cpu":
+            return cls(device, torch.get_rng_state())
+        module: Any = None if device.type == "meta" else torch.get_device_module(device)
+        if not getattr(module, "_initialized", False):
+            return None
+        with module.device(device.index):
+            return cls(device, module.get_rng_state())
+
+    def restore(self) -> None:
+        if self.device.type == "cpu":
+            torch.set_rng_state(self.state)
+            return
+        module = torch.get_device_module(self.device)
+        with module.device(self.device.index):
+            module.set_rng_state(self.state)
+
+
 class _Kept(NamedTuple):
     result: Any
     """Its tensors, without their history."""
     versions: list[int]
     shapes: list[torch.Size]
     """Of the operator's arguments."""
-    is_random: bool
+    drawn: _RandomState | None
+    """After the operator, if it draws random numbers."""
 
     def is_changed(self) -> bool:
         """Whether the program has changed it in place since."""
@@ -75,8 +102,12 @@ def _shapes(args: Any) -> list[torch.Size]:
     return [argument.shape for argument in args if isinstance(argument, torch.Tensor)]
 
 
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
 def _versions(result: Any) -> list[int]:
-    return [leaf._version for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return [tensor._version for tensor in _tensors(result)]
 
 
 def _without_history(value: Any) -> Any:
@@ -104,9 +135,6 @@ class _Region:
         """Whether kernels answer the operators, rather than a mode: in forward and in the recomputation, as kernels
         also see the operators that run within others."""
 
-    def drop_random(self) -> None:
-        self.kept = {place: each for place, each in self.kept.items() if not each.is_random}
-
 
 class _Pass:
     """The forward or the recomputation of a region, which answers the operators that its thread runs."""
@@ -129,53 +157,51 @@ class _Pass:
 
 
 class _Keep(_Pass):
-    """In forward. A checkpoint sets the random numbers back to those of its beginning, so what is computed again draws
-    the same ones only if nothing before it is left out: after an operator that is kept and draws random numbers, each
-    one that draws any is kept too. If that is not possible, none is kept."""
-
-    keeps_random = False
-    draws_again = False
+    """In forward."""
 
     def run(self, operator: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         result = call(*args, **kwargs)
         name = name_of(operator)
         self.counts[name] += 1
         place = name, self.counts[name]
-        is_wanted = place in self.region.wanted
-        if not is_wanted and not self.keeps_random:
-            return result
-        is_random = draws_random_numbers(operator, args, kwargs)
-        if (is_wanted or is_random) and why_not(operator) is None and not (self.draws_again and is_random):
-            if is_random and not self.keeps_random:
-                self.keeps_random = True
-                _kernels.answer(_random_operators())
+        if place in self.region.wanted and why_not(operator) is None:
             kept = tree_map(_without_history, result)
-            self.region.kept[place] = _Kept(kept, _versions(kept), _shapes(args), is_random)
-        elif self.keeps_random and is_random:
-            self.draws_again = True
-            self.region.drop_random()
+            is_random = draws_random_numbers(operator, args, kwargs)
+            drawn = _RandomState.of(_tensors(kept)[0].device) if is_random else None
+            self.region.kept[place] = _Kept(kept, _versions(kept), _shapes(args), drawn)
         return result
 
 
 class _Reuse(_Pass):
     """In the recomputation. What is not there any more, or was changed in place, is computed again: so in a second
-    backward of one graph."""
+    backward of one graph.
 
-    def __enter__(self) -> None:
-        if any(each.is_random and each.is_changed() for each in self.region.kept.values()):
-            self.region.drop_random()
-        super().__enter__()
+    A checkpoint sets the random numbers back to those of its beginning. After an operator that draws some and is not
+    computed again, they are set to those that followed it in forward."""
+
+    def __init__(self, region: _Region) -> None:
+        super().__init__(region)
+        self._outside: dict[torch.device, _RandomState | None] = {}
+        """How the random numbers were before the first of them."""
 
     def __exit__(self, *exception: Any) -> Any:
         self.region.kept.clear()
+        while self._outside:
+            if before := self._outside.popitem()[1]:
+                before.restore()
         return super().__exit__(*exception)
 
     def run(self, operator: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = name_of(operator)
         self.counts[name] += 1
         kept = self.region.kept.pop((name, self.counts[name]), None)
-        is_there = kept is not None and not kept.is_changed() and kept.shapes == _shapes(args)
-        return kept.result if kept is not None and is_there else call(*args, **kwargs)
+        if kept is None or kept.is_changed() or kept.shapes != _shapes(args):
+            return call(*args, **kwargs)
+        if kept.drawn:
+            if kept.drawn.device not in self._outside:
+                self._outside[kept.drawn.device] = _RandomState.of(kept.drawn.device)
+            kept.drawn.restore()
+        return kept.result
 
 
 class _Mode(TorchDispatchMode):
@@ -267,19 +293,6 @@ def _run(of: _Pass, operator: Any, call: Callable[..., Any], *args: Any, **kwarg
 
 
 _kernels = _Kernels()
-
-
-@functools.cache
-def _random_operators() -> list[str]:
-    """The operators that may draw random numbers."""
-    found = []
-    for name in torch._C._dispatch_get_all_op_names():
-        namespace, _, rest = name.partition("::")
-        packet, _, overload = rest.partition(".")
-        operator = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
-        if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
-            found.append(name)
-    return found
 
 
 def _difference(places: KeptOperators, counts: Counter[str]) -> str | None:

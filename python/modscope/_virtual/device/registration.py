@@ -97,7 +97,7 @@ def _resolved_at_call(name: str) -> Callable[..., Any]:
 
 def _flags_of(name: str) -> int:
     """What the operator ``namespace::name.overload`` does beside returning new tensors, for captures: 1 it changes one
-    in place, 2 it returns a view, 4 it draws random numbers. Attention does so only with dropout."""
+    in place, 2 it returns a view, 4 it draws random numbers; not attention, which does so only with dropout."""
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
