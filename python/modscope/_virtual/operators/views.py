@@ -71,6 +71,23 @@ def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Te
     return _view_like(self, operators.to_meta(self).unfold(dimension, size, step))
 
 
+def _view_as(self: torch.Tensor, meta: torch.Tensor, offset: int) -> torch.Tensor:
+    """A view of another type: all of the storage is seen as that type first."""
+    count = (
+        self.untyped_storage().nbytes() // max(self.itemsize, meta.itemsize) * max(1, meta.itemsize // self.itemsize)
+    )
+    whole = _native.virtual_alias(self, (count,), (1,), 0).view(meta.dtype)
+    return _native.virtual_alias(whole, meta.shape, meta.stride(), offset)
+
+
+def view_as_real(self: torch.Tensor) -> torch.Tensor:
+    return _view_as(self, torch.view_as_real(operators.to_meta(self)), 2 * int(self.storage_offset()))
+
+
+def view_as_complex(self: torch.Tensor) -> torch.Tensor:
+    return _view_as(self, torch.view_as_complex(operators.to_meta(self)), int(self.storage_offset()) // 2)
+
+
 KERNELS = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
@@ -79,4 +96,6 @@ KERNELS = {
     "view": view,
     "_reshape_alias": reshape_alias,
     "unfold": unfold,
+    "view_as_real": view_as_real,
+    "view_as_complex": view_as_complex,
 }

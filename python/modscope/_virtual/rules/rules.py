@@ -49,6 +49,7 @@ _MODULES = (
     "rules.batch_norm",
     "rules.pooling",
     "rules.recurrent",
+    "rules.fourier",
     "rules.attention_workspace",
     "rules.torchvision",
 )
@@ -257,7 +258,7 @@ _RESULTS_ONLY = frozenset(
     upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward _upsample_nearest_exact1d
     _upsample_nearest_exact1d_backward _upsample_nearest_exact2d _upsample_nearest_exact2d_backward
     _upsample_nearest_exact3d _upsample_nearest_exact3d_backward upsample_trilinear3d upsample_trilinear3d_backward
-    view view_as_complex view_as_real _weight_norm_interface _weight_norm_interface_backward where zero_
+    view _weight_norm_interface _weight_norm_interface_backward where zero_
 """.split()
 )
 """Operators whose CUDA kernels (torch's aten/src/ATen/native/cuda) take no workspace, or only a few bytes. Operators
