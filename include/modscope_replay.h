@@ -351,6 +351,25 @@ typedef struct ms_replay_result {
 int ms_replay_run(const ms_replay_stream *stream, const ms_replay_edit *edit, uint32_t device,
                   const ms_allocator_settings *settings, ms_replay_curve_range *curve, ms_replay_result *result);
 
+/* ---- where the allocator's model puts blocks: layout.c ---- */
+typedef struct ms_replay_segment {
+    uint64_t number; /* of the event at which it changed; 0: before all of them */
+    uint64_t address, bytes;
+    ms_segment_change change;
+} ms_replay_segment;
+
+typedef struct ms_replay_layout {
+    uint64_t *addresses, *bytes; /* by block of the stream; of the allocator's block. 0: none of the device's memory */
+    ms_replay_segment *segments; /* in the order of their events; pages, of expandable segments */
+    size_t segment_count, segment_room;
+} ms_replay_layout;
+
+/* Replay the events of one device without edits. MS_EINVAL: the stream is folded, no settings are given, or there is no
+ * such device. MS_ENOMEM. After an error *layout is empty. Free it with ms_replay_layout_close. */
+int ms_replay_layout_open(const ms_replay_stream *stream, uint32_t device, const ms_allocator_settings *settings,
+                          ms_replay_layout *layout, ms_replay_result *result);
+void ms_replay_layout_close(ms_replay_layout *layout);
+
 /* ---- what the events of one device ask of its allocator: a log for modscope_epoch.h ---- */
 enum { MS_REPLAY_LOG_PHASE_BITS = 3, MS_REPLAY_LOG_PATHS = 1 << 24 };
 

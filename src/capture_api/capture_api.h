@@ -9,6 +9,7 @@
  *     replay_edits.c  the edits of a replay
  *     series.c      Reader.series, step_times    collectives.c  Reader.collectives and their totals
  *     epoch.c       Epoch: steps of any shape
+ *     layout.c      Stream.layout: where blocks are
  *     live.c        Live: a capture that is still being written
  *     stacks.c      Reader.stacks, and what belongs to them
  *
@@ -80,6 +81,10 @@ bool msr_put(PyObject *dict, PyObject *key, PyObject *value);
 PyObject *msr_tuple_of(const int64_t *numbers, int count);
 /* A tuple of bytes, one item for each category. */
 PyObject *msr_sums(const ms_sums *sums);
+
+/* ---- layout.c ---- */
+/* Stream.layout. */
+PyObject *msr_layout(const ms_replay_stream *stream, PyObject *args, PyObject *named);
 
 /* ---- replay_edits.c ---- */
 /* From a tuple (categories, phases, device or None, root, min_bytes). False: an exception is raised. */

@@ -229,6 +229,11 @@ static PyObject *stream_replay(PyObject *object, PyObject *args, PyObject *named
     return result;
 }
 
+static PyObject *stream_layout(PyObject *object, PyObject *args, PyObject *named)
+{
+    return msr_layout(((stream_object *)object)->stream, args, named);
+}
+
 /* (entries, marks) as bytes, of 64 bits each. */
 static PyObject *log_edited(const ms_replay_stream *stream, const ms_replay_edit *edit, uint32_t device,
                             const ms_replay_log_source *source)
@@ -401,6 +406,12 @@ static PyMethodDef stream_methods[] = {
      "match($self, other, paths, device, partial_limit=0, /)\n--\n\nMatch the blocks with those of the same program "
      "with another "
      "batch, for the edit batch. Returns what both have, and what only one has: count, bytes and the first block."},
+    {"layout", (PyCFunction)(void (*)(void))stream_layout, METH_VARARGS | METH_KEYWORDS,
+     "layout($self, device, *, version=None, conf=None)\n--\n\nWhere the model of the allocator puts blocks, as "
+     "columns "
+     "like those of packs, in units of 512 bytes. For each block of the device from torch's allocator, in the order of "
+     "their adds: its address (0: none, else 1 and the zigzag difference to the one before), and its size. Of each "
+     "change of what is reserved: event (delta), an ms_segment_change, address, size. The stream must not be folded."},
     {"steps", stream_steps, METH_NOARGS, "steps($self, /)\n--\n\n(event, number, time) of each step's beginning."},
     {"owners", stream_owners, METH_O,
      "owners($self, selection, /)\n--\n\n(path, bytes) of each path that owns selected blocks, in the order of paths."},

@@ -106,7 +106,10 @@ int ms__replay_feed_hold(ms__replay_feed *feed, ms__replay_held *held, uint64_t 
 int ms__replay_feed_hold_block(ms__replay_feed *feed, uint32_t block, uint64_t bytes)
 {
     feed->block = block;
-    return ms__replay_feed_hold(feed, &feed->blocks[block], bytes, feed->stream->blocks[block].stream);
+    int error = ms__replay_feed_hold(feed, &feed->blocks[block], bytes, feed->stream->blocks[block].stream);
+    if (feed->layout)
+        ms__replay_layout_place(feed, block);
+    return error;
 }
 
 void ms__replay_feed_release(ms__replay_feed *feed, ms__replay_held *held)
@@ -291,6 +294,8 @@ static int open_feed(ms__replay_feed *feed, const ms_allocator_settings *setting
     feed->places_segments = settings && !feed->edit && !settings->expandable_segments;
     if (!feed->blocks || !feed->threads || (settings && !feed->allocator))
         return MS_ENOMEM;
+    if (feed->layout)
+        ms__replay_layout_begin(feed);
     return feed->edit ? ms__replay_feed_make_actions(feed) : MS_OK;
 }
 
@@ -307,22 +312,27 @@ static void close_feed(ms__replay_feed *feed)
     free(feed->actions);
 }
 
+int ms__replay_feed_run(ms__replay_feed *feed, const ms_allocator_settings *settings)
+{
+    if (feed->device >= MS_MAX_DEVICES)
+        return MS_EINVAL;
+    if (feed->curve)
+        open_curve(feed);
+    int error = open_feed(feed, settings);
+    if (!error)
+        error = replay_events(feed);
+    if (feed->allocator)
+        feed->result->retries = (uint64_t)ms_allocator_read(feed->allocator)->retries + feed->skipped_retries;
+    close_feed(feed);
+    return error == MS_EDEVICE ? MS_OK : error;
+}
+
 int ms_replay_run(const ms_replay_stream *stream, const ms_replay_edit *edit, uint32_t device,
                   const ms_allocator_settings *settings, ms_replay_curve_range *curve, ms_replay_result *result)
 {
     *result = (ms_replay_result){0};
-    if (device >= MS_MAX_DEVICES)
-        return MS_EINVAL;
     ms__replay_feed feed = {.stream = stream, .edit = edit, .device = device, .curve = curve, .result = result};
-    if (curve)
-        open_curve(&feed);
-    int error = open_feed(&feed, settings);
-    if (!error)
-        error = replay_events(&feed);
-    if (feed.allocator)
-        result->retries = (uint64_t)ms_allocator_read(feed.allocator)->retries + feed.skipped_retries;
-    close_feed(&feed);
-    return error == MS_EDEVICE ? MS_OK : error;
+    return ms__replay_feed_run(&feed, settings);
 }
 
 static int number_requests(const ms__replay_feed *feed)

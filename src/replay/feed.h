@@ -93,8 +93,10 @@ typedef struct ms__replay_feed {
     uint32_t curve_begin, curve_length; /* its events, counted with those that are left out */
     ms_replay_curve *point;             /* the curve's present item, or NULL */
     ms_replay_result *result;
-    ms__replay_log *log; /* or NULL */
-    uint32_t block;      /* for which memory is requested next, for the log; MS_REPLAY_NONE: for none of the stream */
+    ms__replay_log *log;      /* or NULL */
+    ms_replay_layout *layout; /* or NULL: it is not noted where blocks are */
+    bool lacks_memory;        /* for the layout */
+    uint32_t block; /* for which memory is requested next, for the log; MS_REPLAY_NONE: for none of the stream */
 } ms__replay_feed;
 
 /* ---- feed.c ---- */
@@ -108,10 +110,18 @@ void ms__replay_feed_release(ms__replay_feed *feed, ms__replay_held *held);
 /* The bytes that the block takes on this device. */
 uint64_t ms__replay_feed_bytes(const ms__replay_feed *feed, uint32_t block);
 
+/* Replay all events; the feed's blocks and its allocator are gone then. */
+int ms__replay_feed_run(ms__replay_feed *feed, const ms_allocator_settings *settings);
+
 /* Turn to the curve's item of the event. */
 void ms__replay_feed_begin_point(ms__replay_feed *feed, uint32_t event);
 /* The present figures, or others, count in the curve's item and in the event's highest. */
 void ms__replay_feed_raise(ms__replay_feed *feed, uint64_t reserved, uint64_t allocated);
+
+/* ---- layout.c ---- */
+void ms__replay_layout_begin(ms__replay_feed *feed);
+/* Note where the block is that was just requested. */
+void ms__replay_layout_place(ms__replay_feed *feed, uint32_t block);
 
 /* ---- loop.c ---- */
 

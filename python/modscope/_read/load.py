@@ -186,6 +186,12 @@ class Capture:
             variants=variants,
         )
 
+    def layout(self, stream: _capture.Stream, device: int) -> bytes:
+        """Where the model of the run's allocator puts the blocks of a whole stream (_capture.pyi). ValueError if the
+        model does not know the run's version of torch, or a setting."""
+        version, settings = self.info.get("rules") or self.info.get("torch"), self.info.get("allocator")
+        return stream.layout(device, version=version, conf=settings or None)
+
     def check_allocator(self) -> None:
         """Raise CaptureError if the model of the allocator does not know the run's version of torch, or a setting."""
         try:

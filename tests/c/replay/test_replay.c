@@ -211,6 +211,46 @@ TEST(a_block_that_is_scaled_beyond_all_measure_has_the_most_bytes_there_are)
     unload();
 }
 
+TEST(a_layout_has_the_addresses_of_the_model)
+{
+    ms_replay_layout layout;
+    ms_allocator_settings settings;
+    ms_allocation *held[5] = {NULL};
+    load();
+    CHECK_EQ(ms_allocator_settings_default(&settings, NULL), MS_OK);
+    CHECK_EQ(ms_replay_layout_open(stream, 1, &settings, &layout, &result), MS_OK);
+    ms_allocator *model = ms_allocator_open(&settings, NULL); /* asked by hand for what the step asks for */
+    const uint64_t bytes[] = {[KEPT_A] = 100, [OUTPUT_A] = 10, [KEPT_B] = 1000, [OUTPUT_B] = 20, [TEMPORARY] = 5};
+    for (int block = KEPT_A; block <= OUTPUT_B; block++)
+        CHECK_EQ(ms_allocator_malloc(model, bytes[block], 0, &held[block]), MS_OK);
+    uint64_t freed = ms_allocation_address(held[OUTPUT_B]);
+    CHECK_EQ(layout.addresses[OUTPUT_B], freed);
+    ms_allocator_free(model, held[OUTPUT_B]);
+    CHECK_EQ(ms_allocator_malloc(model, bytes[TEMPORARY], 0, &held[TEMPORARY]), MS_OK);
+    for (int block = KEPT_A; block <= TEMPORARY; block++) {
+        if (block == OUTPUT_B)
+            continue;
+        CHECK_EQ(layout.addresses[block], ms_allocation_address(held[block]));
+        CHECK_EQ(layout.bytes[block], ms_allocation_bytes(held[block]));
+    }
+    CHECK_EQ(layout.addresses[TEMPORARY], freed); /* the free part is used again */
+    CHECK_EQ(layout.bytes[KEPT_B], 1024);
+    CHECK_EQ(layout.segment_count, 1);
+    CHECK_EQ(layout.segments[0].change, MS_SEGMENT_TAKEN);
+    CHECK_EQ(layout.segments[0].bytes, 2 << 20);
+    CHECK_EQ(layout.segments[0].address, layout.addresses[KEPT_A]);
+    CHECK_EQ(layout.segments[0].number, stream->events[stream->blocks[KEPT_A].add].number);
+    ms_allocator_close(model);
+    ms_replay_layout_close(&layout);
+    CHECK_EQ(ms_replay_layout_open(stream, 0, &settings, &layout, &result), MS_OK);
+    CHECK(!layout.addresses[KEPT_A] && !layout.segment_count); /* another device has none of it */
+    ms_replay_layout_close(&layout);
+    CHECK_EQ(ms_replay_layout_open(stream, 1, NULL, &layout, &result), MS_EINVAL);
+    CHECK_EQ(ms_replay_layout_open(stream, MS_MAX_DEVICES, &settings, &layout, &result), MS_EINVAL);
+    CHECK(!layout.addresses);
+    unload();
+}
+
 TEST(a_block_may_end_earlier_or_later)
 {
     load();

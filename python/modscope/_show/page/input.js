@@ -184,9 +184,10 @@ function handleKeys(page) {
     if (focused?.matches("input:not([type=radio]), select, textarea")) return;
     const inTree = find("rows").contains(focused), inTimeline = focused === document.body
       || focused === find("timeline");
-    const inFlame = focused === find("flame-box");
-    const isHandled = (inFlame && page.flame.handleKey(event)) || (inTree && page.tree.handleKey(event))
-      || (inTimeline && handleTimelineKey(page, event)) || handlePageKey(page, event);
+    const inFlame = focused === find("flame-box"), inSegments = focused === find("segments-box");
+    const isHandled = (inFlame && page.flame.handleKey(event)) || (inSegments && page.segments.handleKey(event))
+      || (inTree && page.tree.handleKey(event)) || (inTimeline && handleTimelineKey(page, event))
+      || handlePageKey(page, event);
     if (isHandled) event.preventDefault();
   });
   const search = find("search");

@@ -41,6 +41,9 @@
  *   #flame-box                data-boxes, data-order, data-bytes (of what fills the width), data-root (its path, or
  * ""),
  *                             data-current (that the keys have reached), data-found (bytes that match, or "")
+ *   #segments-box             data-reserved, data-allocated, data-largest-gap (bytes), data-segments, data-gaps,
+ *                             data-current (JSON of the part that the keys have reached)
+ *   segments                  layout, segments: what is drawn, from the moment on at which its panel is opened
  *   flame                     tree, held, boxes: what is drawn of it
  * The address: #capture=0&device=cpu&moment=123&module=GPT.h.0&by=line&group=operator:torch.relu&change=fit-0
  *              &axis=events&range=FROM-TO (coordinates; all: with what comes before the first step)&flame=line */
@@ -68,6 +71,7 @@ class Page {
     this.collectives = new CollectiveLane(find("collectives"));
     this.treemap = new Treemap(find("treemap"));
     this.flame = new Flame(find("flame-box"), this);
+    this.segments = new SegmentPanel(this);
     this.change = null; /* the chosen one of listChanges, or null */
     this.plans = new PlanPlot(find("plan-plot"), (index) =>
       this.setChange(findChange(this.capture.metadata, `plan-${index}`)));
@@ -339,6 +343,7 @@ class Page {
     this.tree.show(capture.modules, this.held, module);
     this.drawTreemap();
     this.flame.draw(this.theme);
+    this.segments.draw();
     this.showBlocks();
     this.writeAddress();
   }
@@ -446,6 +451,7 @@ class Page {
     handleCollectives(this);
     handleTreemap(this);
     handleFlame(this);
+    handleSegments(this);
     handleKeys(this);
     this.listenButtons();
     find("rows").addEventListener("click", (event) => this.tree.handleClick(event));

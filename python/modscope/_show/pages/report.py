@@ -29,6 +29,7 @@ from modscope._read.summary import (
 from modscope._read.text import clean, counted, describe_moment, duration
 from modscope._show.pages import Page, make_html, packed
 from modscope._show.pages.lines import lines_of_page
+from modscope._show.pages.segments import Layouts, layouts_of_page
 
 MOST_EVENTS = 2_000_000
 """All captures of a page have at most so many together; the page shows some steps of a longer run."""
@@ -165,6 +166,7 @@ class _CaptureData(NamedTuple):
     title: str
     metadata: Report
     window: PageWindow
+    layouts: Layouts
 
 
 def _part(source: Source, title: str, window: PageWindow) -> _CaptureData:
@@ -175,6 +177,7 @@ def _part(source: Source, title: str, window: PageWindow) -> _CaptureData:
     devices = capture.all_devices[: max(len(capture.devices), *(number + 1 for number in used))]
     changes = source.changes((window.first, window.last)) if source.changes else {}
     run, verdict = describe_run(summary, capture), changes.pop("verdict", None)
+    layouts = layouts_of_page(capture, used, is_whole=window.note is None)
     metadata = {
         "title": f"modscope: {clean(title)}",
         "program": clean(describe_program(summary["info"])),
@@ -197,9 +200,10 @@ def _part(source: Source, title: str, window: PageWindow) -> _CaptureData:
         and (window.last is None or window.last >= capture.last_readable),
         "requested_by": clean((capture.end or {}).get("requested_by", "")),
         "collectives": collectives_of_page(capture, window.first, window.last, names),
+        "no_layouts": layouts.left_out,
         **changes,
     }
-    return _CaptureData(title, metadata, window)
+    return _CaptureData(title, metadata, window, layouts)
 
 
 def _peak_words(device: DeviceSums) -> Report:
@@ -278,6 +282,11 @@ def _html(sources: Sequence[Source], parts: Sequence[_CaptureData], with_source:
         f'<script type="application/octet-stream" data-pack data-title="{html.escape(clean(part.title))}">'
         f"{_pack(part, source.capture, with_source)}</script>"
         for source, part in zip(sources, parts)
+    )
+    data += "".join(
+        f'\n<script type="application/octet-stream" data-layout="{number} {device}">{columns}</script>'
+        for number, part in enumerate(parts)
+        for device, columns in part.layouts.columns.items()
     )
     first = parts[0].metadata
     values = {

@@ -136,6 +136,21 @@ def peak_in(part: float, reserved: int = 0, ooms: int = 0) -> Capture:
     return c
 
 
+def gaps() -> Capture:
+    """A segment with two gaps, a block of two lifetimes beside them, and a segment for one block; in the end the run
+    has more reserved than torch's allocator would."""
+    c = Capture(("cuda:0", "cpu"))
+    c.where("forward", c.module("Net.layer"))
+    first, second = c.add(8 * MIB - 100), c.add(8 * MIB)
+    c.claim(c.add(30 * MIB), "Parameter", c.module("Net"))
+    c.reserve(50 * MIB)
+    c.drop(first)
+    c.claim(second, "Gradient", c.module("Net.layer"))
+    c.add(5 * MIB, 1)
+    c.reserve(60 * MIB)
+    return c
+
+
 def deep_names() -> Capture:
     """A model as deep as real ones, a chain of one child each besides, and something outside any module."""
     c = Capture()
@@ -172,5 +187,6 @@ BY_HAND: dict[str, Callable[[], bytes]] = {
     "peak-at-the-start": lambda: peak_in(0.001, reserved=304).end(how="finished"),
     "peak-in-the-middle": lambda: peak_in(0.5, reserved=330).end(how="finished"),
     "many-failures": lambda: peak_in(0.9, reserved=301, ooms=12).end(how="finished"),
+    "gaps": lambda: gaps().end(how="finished"),
     "deep": lambda: deep_names().end(how="finished"),
 }
