@@ -172,7 +172,8 @@ def test_bytecode_is_kept_in_a_folder_of_its_own_where_python_keeps_none_beside_
     program = "import sys; from modscope._predict import bytecode; bytecode.keep(); print(sys.pycache_prefix, end='')"
 
     def prefix(**environment):
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment}
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
+        environment = {**inherited, "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment}
         environment["PYTHONPATH"] = str(libraries)
         ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         return ran.stdout or ran.stderr
@@ -181,5 +182,7 @@ def test_bytecode_is_kept_in_a_folder_of_its_own_where_python_keeps_none_beside_
     assert prefix(PYTHONDONTWRITEBYTECODE="1") == own
     assert prefix(PYTHONDONTWRITEBYTECODE="") == "None"  # Python keeps it beside torch
     assert prefix(PYTHONDONTWRITEBYTECODE="1", PYTHONPYCACHEPREFIX=str(tmp_path / "x")) == str(tmp_path / "x")
-    py_compile.compile(str(libraries / "torch" / "_dynamo" / "__init__.py"))
+    dynamo = libraries / "torch" / "_dynamo"
+    compiled = dynamo / "__pycache__" / f"__init__.{sys.implementation.cache_tag}.pyc"
+    py_compile.compile(str(dynamo / "__init__.py"), str(compiled))
     assert prefix(PYTHONDONTWRITEBYTECODE="1") == "None"
