@@ -120,6 +120,8 @@ The result of a prediction on one GPU has these keys; bytes are ints.
   ended, error, status, timed_out   how the script ended
   torch, allocator                  whose rules, and PYTORCH_CUDA_ALLOC_CONF
   bytes_without_rule                bytes of operators without a rule
+  workspaces                        bytes of workspaces by the source of their size,
+                                    at the peak and in all
   notes, capture                    what was done in another way; the capture's path
   compiled                          null, or what torch.compile compiled: graphs,
                                     graph_breaks, recompiles, and why some or all

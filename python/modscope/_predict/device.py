@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from modscope._virtual.certainty import doubts_as_text
+from modscope._virtual.certainty import doubts_as_text, workspaces_as_text
 from modscope._virtual.device.environment import allocator_settings
 from modscope._virtual.gpus import Gpu
 
@@ -58,5 +58,8 @@ def end_info(ranks: RanksFacts | None, device: VirtualDevice | None) -> dict[str
     info = {"communicator_bytes": str(ranks["communicator_bytes"])} if ranks else {}
     if device and (libraries := device.libraries()):
         info["libraries"] = ",".join(libraries)
+    if device:
+        found = _native.virtual_workspaces(device.used())
+        info["workspaces"] = workspaces_as_text(found, device.bytes_without_rule())
     doubts = doubts_as_text(_native.virtual_doubts(device.used() if device else 0))
     return {**info, "doubts": doubts} if doubts else info

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 from modscope._read.categories import Category
 from modscope._read.load import Capture
 from modscope._read.step_time import retries_of_a_step, step_ms
-from modscope._virtual.certainty import FITS, NOT, Verdict, certainty_of, judge
+from modscope._virtual.certainty import FITS, NOT, Verdict, certainty_of, judge, workspaces_of
 from modscope._virtual.gpus import Gpu
 from modscope._virtual.outside import outside_of
 
@@ -206,6 +206,7 @@ def judged(
         "retries": retries if fits else None,
         "retries_per_step": per_step if fits else None,
         "reserved_unlimited": unlimited,
+        "workspaces": workspaces_of(capture, facts["device"]),
         "nvidia_smi": outside_of(gpu, capture).report(reserved) if capture and fits and reserved else None,
     }
 

@@ -7,7 +7,7 @@ import shlex
 
 from modscope._predict.result import Result, failed_early, has_failed, verdict_of
 from modscope._read.text import clean, counted, describe_moment, rough_size, shorten_end, size
-from modscope._virtual.certainty import OPEN, describe, describe_margin, describe_retries
+from modscope._virtual.certainty import OPEN, describe, describe_margin, describe_retries, describe_workspaces
 from modscope._virtual.gpus import find_gpu
 from modscope._virtual.outside import said_of
 
@@ -209,6 +209,8 @@ def describe_compiled(result: Result) -> list[str]:
 def notes(result: Result) -> list[str]:
     """How the script was compiled, what was done in another way than on a GPU, and what is not known."""
     lines = [*describe_compiled(result), *result["notes"]]
+    if result.get("verdict") == OPEN and (made := describe_workspaces(result.get("workspaces") or {})):
+        lines.append(made)
     unknown = result["bytes_without_rule"] or 0
     if unknown > _MATTERS * result["allocated_peak"]:
         lines.append(f"{size(unknown)} went through operators without a rule for their workspace.")

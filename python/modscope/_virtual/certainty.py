@@ -25,6 +25,8 @@ __all__ = [
     "FITS",
     "NOT",
     "OPEN",
+    "SOURCES",
+    "SOURCE_OF_KIND",
     "Certainty",
     "OtherKernels",
     "Verdict",
@@ -34,6 +36,7 @@ __all__ = [
     "describe",
     "describe_margin",
     "describe_retries",
+    "describe_workspaces",
     "doubts_as_text",
     "in_table",
     "is_measured",
@@ -41,6 +44,8 @@ __all__ = [
     "margin_of",
     "relevant",
     "other_kernels",
+    "workspaces_as_text",
+    "workspaces_of",
 ]
 
 FITS, NOT, OPEN = "fits", "does not fit", "too close to tell"
@@ -52,6 +57,13 @@ DOUBTS = (
 measured itself, but similar ones were, is a similar one; that of a planned one is what cuDNN answered for the GPU."""
 _MEASURED = ("convolution", "recurrent", "batch_norm")
 """Kinds that are sure on GPUs of the generation on which they were measured."""
+SOURCES = ("exact rule", "library", "table", "formula")
+"""Where the size of a workspace comes from, by their numbers in C, from 1: torch's sources, what a library answered for
+the GPU, what was measured, or a formula that fits what was measured. An operator without a rule has "none"."""
+SOURCE_OF_KIND = {
+    "planned_convolution": "library", "convolution": "table", "similar_convolution": "formula",
+    "recurrent": "formula", "batch_norm": "formula",
+}  # fmt: skip
 _OF_CUDNN = (*_MEASURED, "similar_convolution", "planned_convolution")
 _MEASURED_ON = 9
 _WORDS = {"convolution": "convolutions", "recurrent": "recurrent layers", "batch_norm": "batch norms"}
@@ -87,6 +99,39 @@ def _doubts_of(capture: Capture, device: str) -> dict[str, int]:
         return {kind: max(int(peaks[kind]) - highest, 0) for kind in DOUBTS if kind in peaks}
     except (ValueError, TypeError):  # the capture is damaged
         return {}
+
+
+class WorkspaceBytes(TypedDict):
+    """The bytes of workspaces whose sizes come from one source."""
+
+    at_peak: int
+    """When most was allocated. Of operators without a rule: by how much the peak may be higher."""
+    in_all: int
+
+
+def workspaces_as_text(found: list[tuple[int, int]], without_rule: int) -> str:
+    """What a capture's end says: by source, the bytes at the peak and in all. ``found``: by the numbers in C;
+    ``without_rule``: the results of operators without a rule."""
+    return json.dumps({**dict(zip(SOURCES, found[1:])), "none": (0, without_rule)})
+
+
+def workspaces_of(capture: Capture | None, device: str) -> dict[str, WorkspaceBytes]:
+    """By source, of all sources; none, if the capture does not tell."""
+    try:
+        said = json.loads(capture.end["workspaces"]) if capture and capture.end else {}
+        found = {source: WorkspaceBytes(at_peak=int(at), in_all=int(all)) for source, (at, all) in said.items()}
+        found["none"]["at_peak"] = _doubts_of(capture, device).get("without_rule", 0) if capture else 0
+    except (KeyError, ValueError, TypeError, AttributeError):  # it is of an older version, or damaged
+        return {}
+    return found
+
+
+def describe_workspaces(workspaces: Mapping[str, WorkspaceBytes]) -> str:
+    """ "Workspaces at the peak whose sizes are not exact: 512.00 MiB by a table and 2.00 MiB by formulas." """
+    words = {"library": "cuDNN's plans", "table": "a table", "formula": "formulas", "none": "no rule (at most)"}
+    bytes_of = {word: workspaces[source]["at_peak"] for source, word in words.items() if source in workspaces}
+    found = [f"{size(bytes)} by {word}" for word, bytes in bytes_of.items() if bytes]
+    return f"Workspaces at the peak whose sizes are not exact: {_listed(found)}." if found else ""
 
 
 # ---- how sure ----

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* guards every model, and `current` */
 static struct mst_virtual_model *current[MST_MOST_VIRTUAL]; /* of the installed devices */
@@ -65,8 +66,23 @@ static void report_added(const struct mst_virtual_block *block, uint64_t request
     mst_blocks_report_request(address_of(block), requested, stream);
 }
 
+/* The caller holds the lock. */
+static void count_source(const struct mst_virtual_block *block)
+{
+    struct mst_virtual_model *model = block->model;
+    uint64_t bytes = ms_allocation_bytes(block->allocation);
+    model->held[block->source] += bytes;
+    model->in_all[block->source] += bytes;
+    uint64_t allocated = (uint64_t)ms_allocator_read(model->allocator)->allocated_bytes[MS_BOTH_POOLS].now;
+    if (allocated > model->highest) {
+        model->highest = allocated;
+        memcpy(model->at_peak, model->held, sizeof model->at_peak);
+    }
+}
+
 static void note_taken(struct mst_virtual_block *block, uint64_t bytes, uint64_t stream)
 {
+    count_source(block);
     ms_allocation_set_name(block->allocation, (uintptr_t)block);
     block->logged = mst_virtual_log_malloc(block->model->device, bytes, stream);
     report_added(block, bytes, stream);
@@ -81,6 +97,11 @@ static void report_failure(const struct mst_virtual_model *model, uint64_t bytes
 
 int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **taken)
 {
+    return mst_virtual_take_workspace(bytes, 0, taken);
+}
+
+int mst_virtual_take_workspace(uint64_t bytes, unsigned source, struct mst_virtual_block **taken)
+{
     struct mst_virtual_block *block = malloc(sizeof *block);
     if (!block)
         return MS_ENOMEM;
@@ -88,7 +109,7 @@ int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **taken)
     int device = mst_virtual_device();
     struct mst_virtual_model *model = current[device];
     uint64_t stream = mst_virtual_stream_in_pool(device, current_streams[device]);
-    *block = (struct mst_virtual_block){.model = model};
+    *block = (struct mst_virtual_block){.model = model, .source = source < MST_SOURCES ? source : 0};
     int error = model ? ms_allocator_malloc(model->allocator, bytes, stream, &block->allocation) : MS_EINVAL;
     if (!error) {
         model->blocks++;
@@ -127,6 +148,17 @@ void mst_virtual_doubts(int device, uint64_t peaks[MST_DOUBTS])
     pthread_mutex_unlock(&lock);
 }
 
+void mst_virtual_workspaces(int device, uint64_t at_peak[MST_SOURCES], uint64_t in_all[MST_SOURCES])
+{
+    pthread_mutex_lock(&lock);
+    const struct mst_virtual_model *model = device >= 0 && device < MST_MOST_VIRTUAL ? current[device] : NULL;
+    for (int source = 0; source < MST_SOURCES; source++) {
+        at_peak[source] = model ? model->at_peak[source] : 0;
+        in_all[source] = model ? model->in_all[source] : 0;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 /* The caller holds the lock. */
 static void close_if_unused(struct mst_virtual_model *model)
 {
@@ -145,6 +177,7 @@ void mst_virtual_drop_memory(struct mst_virtual_block *block)
         report_block(block, false);
     }
     block->address = address_of(block);
+    block->model->held[block->source] -= ms_allocation_bytes(block->allocation);
     ms_allocator_free(block->model->allocator, block->allocation);
     block->allocation = NULL;
 }
@@ -205,6 +238,7 @@ void mst_virtual_move_memory(struct mst_virtual_block *from, struct mst_virtual_
 {
     to->allocation = from->allocation;
     to->logged = from->logged;
+    to->source = from->source;
     ms_allocation_set_name(to->allocation, (uintptr_t)to);
     free_block(from);
 }

@@ -3,14 +3,17 @@
 #include "torch/virtual/virtual.h"
 
 /* Take workspace for an operator. */
-static PyObject *virtual_take(PyObject *self, PyObject *argument)
+static PyObject *virtual_take(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
-    uint64_t bytes = PyLong_AsUnsignedLongLong(argument);
+    if (count != 1 && count != 2)
+        return PyErr_Format(PyExc_TypeError, "virtual_take takes bytes, and the number of a source");
+    uint64_t bytes = PyLong_AsUnsignedLongLong(args[0]);
+    unsigned long source = count > 1 && !PyErr_Occurred() ? PyLong_AsUnsignedLong(args[1]) : 0;
     struct mst_virtual_block *block;
     if (PyErr_Occurred())
         return NULL;
-    int error = mst_virtual_take(bytes, &block);
+    int error = mst_virtual_take_workspace(bytes, source < MST_SOURCES ? (unsigned)source : 0, &block);
     if (error == MS_EDEVICE)
         Py_RETURN_NONE;
     if (error)
@@ -232,8 +235,30 @@ static PyObject *virtual_doubts(PyObject *self, PyObject *device)
     return list;
 }
 
+static PyObject *virtual_workspaces(PyObject *self, PyObject *device)
+{
+    (void)self;
+    uint64_t at_peak[MST_SOURCES], in_all[MST_SOURCES];
+    int index = (int)PyLong_AsLong(device);
+    if (PyErr_Occurred())
+        return NULL;
+    mst_virtual_workspaces(index, at_peak, in_all);
+    PyObject *list = PyList_New(MST_SOURCES);
+    for (Py_ssize_t i = 0; list && i < MST_SOURCES; i++) {
+        PyObject *pair = Py_BuildValue("(KK)", (unsigned long long)at_peak[i], (unsigned long long)in_all[i]);
+        if (!pair)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, pair);
+    }
+    return list;
+}
+
 PyMethodDef mst_virtual_stats_methods[] = {
-    {"virtual_take", virtual_take, METH_O, "Take memory of the current device: a handle, or None if it is full."},
+    {"virtual_take", (PyCFunction)(void (*)(void))virtual_take, METH_FASTCALL,
+     "Take memory of the current device: a handle, or None if it is full. A workspace has the number of a source."},
+    {"virtual_workspaces", virtual_workspaces, METH_O,
+     "By source, the bytes of a device's workspaces: (when most was allocated, of all that were taken)."},
     {"virtual_give", virtual_give, METH_O, "Give back memory, by its handle."},
     {"virtual_address", virtual_address, METH_O, "The address of memory, by its handle."},
     {"virtual_stats", virtual_stats, METH_O,

@@ -48,7 +48,8 @@ double mst_virtual_clock_busy(void);
 
 enum {
     MST_MOST_VIRTUAL = 128, /* torch has 8 bits for the index of a device */
-    MST_DOUBTS = 8          /* kinds of sizes that are not sure */
+    MST_DOUBTS = 8,         /* kinds of sizes that are not sure */
+    MST_SOURCES = 5         /* where sizes of workspaces come from; 0: a tensor, which is no workspace */
 };
 
 /* Opens a model of the allocator for each of `count` devices, in place of previous ones. MS_OK or MS_ENOMEM. */
@@ -70,6 +71,9 @@ struct mst_virtual_model {
     ms_allocator *allocator;
     uint64_t blocks; /* how many are not given back */
     uint64_t doubts[MST_DOUBTS];
+    uint64_t highest; /* the most bytes that were allocated at once */
+    /* By source, bytes of blocks: now, when most was allocated, and of all that were ever taken. */
+    uint64_t held[MST_SOURCES], at_peak[MST_SOURCES], in_all[MST_SOURCES];
     int device; /* its index */
     bool ended; /* the device is gone */
 };
@@ -79,11 +83,15 @@ struct mst_virtual_block {
     ms_allocation *allocation; /* NULL: of 0 bytes, or its memory was given back before it */
     uint64_t address;          /* where it was, or is taken to be, if it has no allocation */
     uint64_t logged;           /* its number in the log */
+    unsigned source;           /* below MST_SOURCES */
 };
 
 /* Memory of this thread's current device, on its current stream. No GIL needed. */
 /* MS_EDEVICE: the device is full; the ledger and the captures were told. MS_EINVAL: there is no virtual device. */
 int mst_virtual_take(uint64_t bytes, struct mst_virtual_block **block);
+/* The same for a workspace, whose size comes from this source: it counts as a tensor if that is not below MST_SOURCES.
+ */
+int mst_virtual_take_workspace(uint64_t bytes, unsigned source, struct mst_virtual_block **block);
 void mst_virtual_give(struct mst_virtual_block *block);
 /* A block at an address of the current device, which has no memory of its own; NULL when memory runs out. */
 struct mst_virtual_block *mst_virtual_borrow_address(uint64_t address);
@@ -128,6 +136,9 @@ void mst_virtual_doubt(unsigned kind, uint64_t bytes);
 /* For each kind, the most that would have been allocated at once on a device if it had taken that; 0: there is nothing
  * of the kind. */
 void mst_virtual_doubts(int device, uint64_t peaks[MST_DOUBTS]);
+
+/* By source, the bytes of a device's workspaces when most was allocated, and of all that were ever taken. */
+void mst_virtual_workspaces(int device, uint64_t at_peak[MST_SOURCES], uint64_t in_all[MST_SOURCES]);
 
 /* ---- streams: numbers, 0 is the default one ---- */
 

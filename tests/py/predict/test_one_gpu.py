@@ -7,6 +7,7 @@ import modscope
 import pytest
 from modscope.__main__ import main
 from modscope._cli.help import TOPICS
+from modscope._virtual.certainty import SOURCES
 from predict_helpers import needs_virtual_gpu, predict, predict_json, training, write
 
 pytestmark = [pytest.mark.slow, needs_virtual_gpu]
@@ -79,6 +80,14 @@ def test_what_nvidia_smi_would_show(result):
     assert list(shown["parts"]) == ["torch", "context", "kernels", "cublas"], "the script has linear layers only"
     assert shown["parts"]["torch"] == result["reserved_peak"] and shown["about"] == sum(shown["parts"].values())
     assert result["reserved_peak"] < shown["low"] < shown["about"] < shown["high"]
+
+
+def test_the_bytes_of_workspaces_by_source(result):
+    """Linear layers have cuBLAS's workspace only, which is kept."""
+    made = result["workspaces"]
+    assert list(made) == [*SOURCES, "none"]
+    assert made["exact rule"]["at_peak"] >= 8 << 20 and made["exact rule"]["in_all"] >= made["exact rule"]["at_peak"]
+    assert not any(each["in_all"] or each["at_peak"] for source, each in made.items() if source != "exact rule")
 
 
 def test_the_help_lists_every_key_of_the_json(result):

@@ -84,6 +84,9 @@ def test_a_verdict_inside_its_own_error_is_none(tmp_path: Path) -> None:
         ), near
         assert (": it fits, with 0.2 GiB to spare." in said) != is_open
         assert ("the workspaces of convolutions were measured on an H200 only" in said) == is_open
+        made = near["workspaces"]
+        unsure = sum(made[source]["in_all"] for source in ("library", "table", "formula"))
+        assert bool(unsure) == is_open and made["none"] == {"at_peak": 0, "in_all": 0}, made
     nearer, said = with_spare(
         tmp_path, linear, predict_json(tmp_path, "-q", "--gpu", "h100", linear)["reserved_peak"], 0
     )

@@ -132,6 +132,29 @@ def test_how_often_memory_is_given_back(per_step: int | None, words: str) -> Non
     assert certainty.count_of_retries(3, per_step) == f"the allocator gives memory back {words}"
 
 
+# ---- where workspaces come from ----
+
+
+def test_workspaces_by_source(tmp_path: pathlib.Path) -> None:
+    said = certainty.workspaces_as_text([(9, 9), (1, 2), (3 * MIB, 4), (0, 5), (0, 0)], 70)
+    of = capture_of_end(tmp_path / "x.msc", workspaces=said)
+    found = certainty.workspaces_of(of, "cuda:0")
+    assert {source: tuple(each.values()) for source, each in found.items()} == {
+        "exact rule": (1, 2), "library": (3 * MIB, 4), "table": (0, 5), "formula": (0, 0), "none": (0, 70)
+    }  # fmt: skip
+    assert certainty.describe_workspaces(found) == (
+        "Workspaces at the peak whose sizes are not exact: 3.00 MiB by cuDNN's plans."
+    )
+    found["none"]["at_peak"] = MIB
+    assert certainty.describe_workspaces(found).endswith("3.00 MiB by cuDNN's plans and 1.00 MiB by no rule (at most).")
+    assert not certainty.describe_workspaces({})
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", '{"table": 1}', "{}"])
+def test_damaged_workspaces_are_none(text: str, tmp_path: pathlib.Path) -> None:
+    assert certainty.workspaces_of(capture_of_end(tmp_path / "x.msc", workspaces=text), "cuda:0") == {}
+
+
 # ---- what nvidia-smi shows ----
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from modscope import _native
+from modscope._virtual.certainty import SOURCES
 from modscope._virtual.operators import fakes
 from modscope._virtual.operators.geometry import contiguous_strides
 from modscope._virtual.operators.shapes import SHAPES
@@ -228,7 +229,8 @@ def _resize_out(out: torch.Tensor, spec: Spec) -> torch.Tensor:
 WorkspaceEvent = tuple[str, int]
 """One event while an operator runs. ``("temporary", bytes)`` takes a block, and with negative bytes gives back one of
 that size; ``("kept", bytes)`` takes a block that is never given back, such as a workspace; ``("result", bytes)`` is the
-moment at which the next result is made, whose size comes from its spec. Temporary blocks that are left are given back
+moment at which the next result is made, whose size comes from its spec. A source of certainty.SOURCES in place of
+"temporary" says where the size comes from, if not from an exact rule. Temporary blocks that are left are given back
 when the operator ends."""
 WorkspaceEvents = Sequence[WorkspaceEvent]
 Workspace = WorkspaceEvents | Callable[[], WorkspaceEvents] | None
@@ -236,6 +238,9 @@ Workspace = WorkspaceEvents | Callable[[], WorkspaceEvents] | None
 function that is called at each call, where calls differ: only the first matrix product of a thread takes cuBLAS's
 workspace. None: the operator takes its results only."""
 
+
+_SOURCES = {source: number for number, source in enumerate(SOURCES, 1)}
+"""The numbers of sources in C (MST_SOURCES). 0 is a tensor."""
 
 _kept: list[int] = []
 """Handles of blocks that are kept."""
@@ -272,13 +277,13 @@ class _WorkspaceBlocks:
 
     def _change(self, what: str, bytes: int) -> None:
         if bytes > 0:
-            handle = _native.virtual_take(bytes)
+            handle = _native.virtual_take(bytes, _SOURCES.get(what, 1))
             if handle is None:
                 raise out_of_memory(bytes)
-            if what == "temporary":
-                self._taken.append((bytes, handle))
-            else:
+            if what == "kept":
                 _kept.append(handle)
+            else:
+                self._taken.append((bytes, handle))
             return
         for i, (size, handle) in enumerate(self._taken):
             if size == -bytes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from modscope import _native
-from modscope._virtual.certainty import DOUBTS
+from modscope._virtual.certainty import DOUBTS, SOURCE_OF_KIND
 from modscope._virtual.gpus import Gpu, architecture_of
 from modscope._virtual.operators import operators
 from modscope._virtual.operators.operators import Workspace, WorkspaceEvents
@@ -120,14 +120,14 @@ def all_rules() -> dict[str, Rule]:
     return _rules
 
 
-_doubts: list[tuple[int, int]] = []
-"""Of the rule that is running: kinds of sizes that are not sure, and the most bytes."""
+_doubts: list[tuple[str, int, int]] = []
+"""Of the rule that is running: kinds of sizes that are not sure, the bytes, and the most bytes."""
 
 
 def doubt(kind: str, bytes: int, more: int | None = None) -> None:
     """Called by a rule: this workspace may take so many bytes more, by default as many again. ``kind``: one of
     certainty.DOUBTS, which says where it is sure."""
-    _doubts.append((DOUBTS.index(kind), bytes + (bytes if more is None else more)))
+    _doubts.append((kind, bytes, bytes + (bytes if more is None else more)))
 
 
 def note_doubt(kind: str, bytes: int) -> None:
@@ -152,6 +152,11 @@ def contiguous_copy(tensor: torch.Tensor | None) -> list[operators.WorkspaceEven
 def last_power(value: int) -> int:
     """The greatest power of two that is not above the value; 1 below 1."""
     return 1 << (max(value, 1).bit_length() - 1)
+
+
+def _from(events: WorkspaceEvents, source: Callable[[int], str | None]) -> WorkspaceEvents:
+    """Events with the sources of the temporary blocks' sizes."""
+    return [((source(abs(bytes)) or what) if what == "temporary" else what, bytes) for what, bytes in events]
 
 
 def result_bytes(specs: Any) -> int:
@@ -184,7 +189,7 @@ class Rules(operators.OperatorCosts):
         if self._table is not None:
             found = self._table.find(op, args, kwargs)
             if found is not None and found.events is not None:
-                return found.events
+                return found.events if callable(found.events) else _from(found.events, lambda bytes: "table")
         known = self._rules.get(name)
         if known is not None:
             _doubts.clear()
@@ -211,12 +216,14 @@ class Rules(operators.OperatorCosts):
 
     def _noting(self, events: Workspace, results: int) -> Callable[[], WorkspaceEvents]:
         """The events, and at each call it is noted what the operator would take at most."""
-        found = [(kind, results + bytes) for kind, bytes in _doubts]
+        found = [(DOUBTS.index(kind), results + most) for kind, _, most in _doubts]
+        sources = {bytes: SOURCE_OF_KIND[kind] for kind, bytes, _ in _doubts}
+        fixed = () if callable(events) else _from(events or (), sources.get)
 
         def note() -> WorkspaceEvents:
             for kind, bytes in found:
                 _native.virtual_doubt(kind, bytes)
-            return (events() if callable(events) else events) or ()
+            return _from(events() or (), sources.get) if callable(events) else fixed
 
         return note
 
