@@ -154,7 +154,7 @@ def test_a_table_comes_before_the_rules() -> None:
             return SimpleNamespace(events=[("temporary", 5)] if known else None, seconds=2.0)
 
     table = Rules(H200, Table())
-    assert table.events(aten.sum.dim_IntList, (meta(4096, 768), [0]), {}, None) == [("temporary", 5)]
+    assert table.events(aten.sum.dim_IntList, (meta(4096, 768), [0]), {}, None) == [("table", 5)]
     assert table.seconds(aten.sum.dim_IntList, (meta(4096, 768), [0]), {}, None) == 2.0
     assert table.events(aten.roll.default, (meta(8, 8), [1, 1], [0, 1]), {}, None) == [
         ("temporary", 256),
@@ -203,9 +203,9 @@ class Recording:
         if 0 not in size:
             taken.append((1 + sum((n - 1) * s for n, s in zip(size, strides))) * item)
         return _native.virtual_empty(size, strides, dtype, item)
-    def virtual_take(self, bytes):
+    def virtual_take(self, bytes, source=0):
         taken.append(bytes)
-        return _native.virtual_take(bytes)
+        return _native.virtual_take(bytes, source)
 
 def build(spec):
     if isinstance(spec, str) and spec.startswith("torch."):

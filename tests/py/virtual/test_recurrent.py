@@ -166,7 +166,7 @@ def test_lstm_takes_what_it_took_on_an_h200() -> None:
         lstm = nn.LSTM(512, 512, 2, batch_first=True).cuda()
         x, state = torch.empty(32, 128, 512, device="cuda"), torch.empty(2, 32, 512, device="cuda")
         _native.virtual_empty = lambda size, *rest: taken.append(torch.Size(size).numel() * rest[-1]) or empty(size, *rest)
-        _native.virtual_take = lambda bytes: taken.append(bytes) or take(bytes)
+        _native.virtual_take = lambda bytes, source=0: taken.append(bytes) or take(bytes, source)
         lstm(x, (state, state))
         print([-(-bytes // 512) * 512 for bytes in taken])
     """)
