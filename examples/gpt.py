@@ -2,8 +2,8 @@
 
 modscope run examples/gpt.py
 modscope run examples/gpt.py --out-of-memory
-modscope run examples/gpt.py --batch 64 --memory 650                 # docs/tutorial.md
-modscope run examples/gpt.py --batch 64 --memory 650 --checkpoint
+modscope run examples/gpt.py --batch 64 --memory 480                 # docs/tutorial.md
+modscope run examples/gpt.py --batch 64 --memory 480 --checkpoint
 modscope predict --gpu t4,rtx4090,h100 examples/gpt.py --batch 2048  # docs/prediction.md
 """
 
@@ -106,9 +106,9 @@ def main() -> None:
     words, length = 1000, 128
     model = GPT(words, length, options.width, heads=4, layers=options.layers, checkpointing=options.checkpoint)
     model = model.to(options.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # which imports much of torch
     if options.memory:
         limit_memory(options.memory)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(1, options.steps + 1):
         text = make_text(words, options.batch, length, options.device)
         if options.out_of_memory and step == options.steps:
