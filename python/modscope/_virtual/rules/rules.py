@@ -217,7 +217,7 @@ class Rules(operators.OperatorCosts):
     def _noting(self, events: Workspace, results: int) -> Callable[[], WorkspaceEvents]:
         """The events, and at each call it is noted what the operator would take at most."""
         found = [(DOUBTS.index(kind), results + most) for kind, _, most in _doubts]
-        sources = {bytes: SOURCE_OF_KIND[kind] for kind, bytes, _ in _doubts}
+        sources = {bytes: SOURCE_OF_KIND[kind] for kind, bytes, _ in _doubts if kind in SOURCE_OF_KIND}
         fixed = () if callable(events) else _from(events or (), sources.get)
 
         def note() -> WorkspaceEvents:
