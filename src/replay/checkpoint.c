@@ -213,13 +213,11 @@ static bool is_operand(const ms_replay_stream *stream, uint32_t use)
     return found && to - from <= 2;
 }
 
-/* When the sum with which a part of a residual network begins is freed. The code that computed it adds it to the result
- * of that part, after event `from`, and assigns or returns the new sum, which is as large. Event `from` itself: there
- * is none, and the block is an expression that a module took. */
-static uint32_t sum_end(const ms_replay_stream *stream, uint32_t block, uint32_t from)
+/* After which event the code of the call has computed its next sum of so many bytes, from event `from` on; `from`
+ * itself: there is none. */
+static uint32_t next_sum(const ms_replay_stream *stream, uint32_t call, uint64_t bytes, uint32_t from)
 {
-    const ms_replay_block *sum = &stream->blocks[block];
-    const ms_replay_call *own = &stream->calls[sum->call];
+    const ms_replay_call *own = &stream->calls[call];
     uint32_t end = from;
     for (uint32_t i = from; i < own->end; i++) {
         const ms_replay_event *event = &stream->events[i];
@@ -227,10 +225,44 @@ static uint32_t sum_end(const ms_replay_stream *stream, uint32_t block, uint32_t
             continue;
         if (event->kind == MS_REPLAY_POSITION && event->value != own->path && end != from)
             return end;
-        if (event->kind == MS_REPLAY_ADD && stream->blocks[event->value].call == sum->call &&
-            stream->blocks[event->value].requested == sum->requested)
+        if (event->kind == MS_REPLAY_ADD && stream->blocks[event->value].call == call &&
+            stream->blocks[event->value].requested == bytes)
             end = i + 1;
     }
+    return end;
+}
+
+/* Whether a residual network normalizes its sums, as in norm(x + part(x)), and not in x + part(norm(x)): the call
+ * returns what a call in it makes of a sum. */
+static bool normalizes_sums(const ms_replay_stream *stream, uint32_t index)
+{
+    enum { MOST_BLOCKS = 64 }; /* a call's result is among the last */
+    const ms_replay_call *call = &stream->calls[index];
+    for (uint32_t i = call->last_block, tries = 0; i-- > call->first_block && tries < MOST_BLOCKS; tries++) {
+        if (!has_use(stream, i, index, MS_REPLAY_OUTPUT))
+            continue;
+        const ms_replay_call *last = &stream->calls[stream->blocks[i].call];
+        return last->parent == index && last->input_count &&
+               stream->blocks[stream->uses[last->first_input].block].call == index;
+    }
+    return false;
+}
+
+/* When a normalized sum is freed that a call has taken until event `end`: it is added to the result of that call, and
+ * assigned anew when that sum is normalized. `end` itself: the block is none. */
+static uint32_t normalized_end(const ms_replay_stream *stream, uint32_t around, uint32_t block, uint32_t end)
+{
+    const ms_replay_call *norm = &stream->calls[stream->blocks[block].call];
+    uint32_t code = norm->parent;
+    if (code == MS_REPLAY_NONE || stream->calls[code].end == MS_REPLAY_NONE || !norm->input_count ||
+        stream->calls[code].last_block == MS_REPLAY_NONE || !ms__replay_call_is_in(stream, code, around) ||
+        stream->blocks[stream->uses[norm->first_input].block].call != code || !normalizes_sums(stream, code))
+        return end;
+    uint32_t after = next_sum(stream, code, stream->blocks[block].requested, end);
+    uint32_t use = after == end ? MS_REPLAY_NONE : stream->blocks[stream->events[after - 1].value].last_use;
+    for (; use != MS_REPLAY_NONE; use = stream->uses[use].earlier)
+        if (stream->uses[use].kind == MS_REPLAY_INPUT)
+            return later_end(stream, stream->uses[use].call, end);
     return end;
 }
 
@@ -241,7 +273,8 @@ static uint32_t sum_end(const ms_replay_stream *stream, uint32_t block, uint32_t
  *     or saves it as an operand
  *     another call uses it                       freed when that call ends
  *     only calls in the one that computed it do  the sum with which the next part of a residual network begins, if
- * there is a next sum: it is added to the result of that part, and freed then
+ * there is a next sum: it is added to the result of that part, and freed then. Where sums are normalized, that is so of
+ * what the normalization returns
  */
 static uint32_t end_by_uses(const ms_replay_stream *stream, uint32_t around, uint32_t block)
 {
@@ -258,10 +291,11 @@ static uint32_t end_by_uses(const ms_replay_stream *stream, uint32_t around, uin
             end = later_end(stream, use->call, end);
         is_passed_on &= use->call != own;
     }
-    if (!is_passed_on || stream->calls[own].end == MS_REPLAY_NONE)
-        return end;
-    return end == MS_REPLAY_NONE || end >= stream->calls[own].end ? later_end(stream, own, end)
-                                                                  : sum_end(stream, block, end);
+    if (end == MS_REPLAY_NONE || stream->calls[own].end == MS_REPLAY_NONE)
+        return is_passed_on ? later_end(stream, own, end) : end;
+    if (!is_passed_on || end >= stream->calls[own].end)
+        return normalized_end(stream, around, block, is_passed_on ? later_end(stream, own, end) : end);
+    return normalizes_sums(stream, own) ? end : next_sum(stream, own, stream->blocks[block].requested, end);
 }
 
 /* The first parameter of this module with as many bytes or more, or one of a later module. NULL: there is none. */
