@@ -151,9 +151,9 @@ def log_blocks(blocks: list[tuple[int, str]]) -> None:
             blocks.append(((last + 1) * item_size, current))
         return empty(sizes, strides, dtype, item_size)
 
-    def noted_take(bytes: int) -> Any:
+    def noted_take(bytes: int, source: int = 0) -> Any:
         blocks.append((bytes, f"{current} workspace"))
-        return take(bytes)
+        return take(bytes, source)
 
     _native.virtual_empty, _native.virtual_take, operators._call = noted_empty, noted_take, noted_call
     operators.costs.advance = noted_advance

@@ -26,7 +26,7 @@ def test_transforms_take_what_they_took_on_an_h200() -> None:
         ]
         taken, empty, take = [], _native.virtual_empty, _native.virtual_take
         _native.virtual_empty = lambda size, *rest: taken.append(torch.Size(size).numel() * rest[-1]) or empty(size, *rest)
-        _native.virtual_take = lambda bytes: taken.append(bytes) or take(bytes)
+        _native.virtual_take = lambda bytes, source=0: taken.append(bytes) or take(bytes, source)
         for call, data in calls:
             call(data)
             print(taken)
