@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterable
+from typing import Any
 
 from modscope._cli.command import Command, Load, Parser
 from modscope._cli.common import heading, moment_report, moment_words, next_command, notes, others
@@ -16,9 +17,7 @@ from modscope._show.lines import short_line
 from modscope._show.modules import check
 from modscope._show.terminal import Screen
 
-_KEYS = ("bytes", "category", "kind", "module", "phase", "step", "made_at", "age", "outside", *UNKNOWN.to_dict())
-"""Of a block. A capture may hold millions of blocks, and a dict that is made of these takes half of one that is put
-together."""
+_KEYS = ("bytes", "category", "kind", "module", "phase", "step", "made_at", "age", "outside")
 
 
 def add_options(parser: Parser) -> None:
@@ -30,6 +29,22 @@ def add_options(parser: Parser) -> None:
     add_no_group(parser)
 
 
+class _Block(dict[str, Any]):
+    """A block's own figures. All blocks of a place share those of the place, as there may be millions of blocks."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, figures: Iterable[tuple[str, Any]], place: Report) -> None:
+        super().__init__(figures)
+        self.place = place
+
+    def __missing__(self, key: str) -> Any:
+        return self.place[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key, self.place.get(key, default))
+
+
 def report(arguments: Namespace, load: Load) -> Report:
     result, snapshot = moment_report(arguments.file, load, arguments)
     result["count"] = snapshot.block_count
@@ -39,14 +54,14 @@ def report(arguments: Namespace, load: Load) -> Report:
     if arguments.module is not None:
         matches = check(arguments.module, snapshot.by_module().get(result["device"], {}), result["device"])
     result["below"] = arguments.module
-    made: dict[int, Iterable[object]] = {}  # by the identity of the place, which the capture keeps
+    made: dict[int, Report] = {}  # by the identity of the place, which the capture keeps
     blocks = []
     for block in snapshot.blocks(limit, result["device"]):
         if matches is not None and not matches(block.module):
             continue
         place = made.get(id(block.place))
         if place is None:
-            place = made[id(block.place)] = tuple((block.place or UNKNOWN).to_dict().values())
+            place = made[id(block.place)] = (block.place or UNKNOWN).to_dict()
         age = round(snapshot.time - block.made_at, 6)
         own = (
             block.bytes,
@@ -59,14 +74,14 @@ def report(arguments: Namespace, load: Load) -> Report:
             age,
             block.outside,
         )
-        blocks.append(dict(zip(_KEYS, (*own, *place), strict=True)))
+        blocks.append(_Block(zip(_KEYS, own, strict=True), place))
     result["shown"] = sum(block["bytes"] for block in blocks) if matches is not None else result["total"]
     result["blocks"] = blocks
     return result
 
 
 def as_json(result: Report, arguments: Namespace) -> Report:
-    return {**result, "blocks": result["blocks"][: arguments.n or None]}
+    return {**result, "blocks": [{**block, **block.place} for block in result["blocks"][: arguments.n or None]]}
 
 
 # ---- as text ----

@@ -248,7 +248,7 @@ def test_a_place_of_a_module_has_the_bytes_of_its_blocks(folder):
 def test_a_forged_stack_of_a_million_frames_is_cut():
     table = [None, None, *(("a.py", "f", i, 0, 0, 0, i) for i in range(1, 1_000_000))]
     place = Places(table).find(len(table) - 1)
-    assert place is not None and 64 <= len(place.frames) < 100
+    assert place is not None and 64 <= len(place.frames) <= 130  # as many as a recording keeps, with a library's
 
 
 # ---- search ----

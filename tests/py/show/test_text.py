@@ -23,7 +23,8 @@ PAGE = resources.files("modscope") / "_show" / "page"
 
 def javascript() -> str:
     """The file of the page in which figures become text."""
-    (found,) = (text for file in PAGE.iterdir() if "\nfunction size(" in (text := file.read_text(encoding="utf-8")))
+    files = (file for file in PAGE.iterdir() if file.is_file())
+    (found,) = (text for file in files if "\nfunction size(" in (text := file.read_text(encoding="utf-8")))
     return found
 
 
