@@ -28,7 +28,7 @@ BEFORE = {
     "docs/export.md": ("run -q -o gpt.msc examples/gpt.py",),
 }
 """What a page's text says was run before."""
-LONG = re.compile(r"examples/fsdp2\.py$|eight\.rank0|--by line$|uneven|-t4,|pipeline\.py|plan")
+LONG = re.compile(r"examples/fsdp2\.py$|eight\.rank0|--by line$|uneven|pipeline\.py")
 """Commands that take long, or read what those wrote: they are parsed only, or run by other tests."""
 MASKS = (
     (r", ([\d.]+ to )?[\d.]+ m?s a step", ""),
