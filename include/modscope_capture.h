@@ -241,6 +241,22 @@ typedef struct ms_operators {
 int ms_operators_read(ms_reader *reader, ms_operators *operators);
 void ms_operators_free(ms_reader *reader, ms_operators *operators);
 
+/* ---- the inputs of root calls ---- */
+typedef struct ms_root_call {
+    uint64_t step;
+    uint32_t first, count; /* its inputs: indices of ms_root_inputs.inputs, which calls of the same shapes share */
+} ms_root_call;
+
+typedef struct ms_root_inputs {
+    ms_root_call *calls; /* in their order */
+    ms_input *inputs;
+    size_t count, input_count;
+} ms_root_inputs;
+
+/* The inputs of all root calls in forward. Captures of versions before 1.7 have none. MS_ENOMEM, MS_EIO. */
+int ms_root_inputs_read(ms_reader *reader, ms_root_inputs *inputs);
+void ms_root_inputs_free(ms_reader *reader, ms_root_inputs *inputs);
+
 /* Read the chunks that were appended to the file since the reader was opened or refreshed. A cursor that was at the end
  * goes on with them; notes of kinds are not read again. MS_EFORMAT: the file is shorter than before, and nothing is
  * read. MS_EIO, MS_ENOMEM: call it again. */

@@ -228,6 +228,26 @@ void ms_call_note_time(ms_ledger *ledger, uint64_t number, uint64_t nanoseconds)
 /* How many events the earliest capture of the ledger has; 0: there is none. */
 uint64_t ms_captured_events(ms_ledger *ledger);
 
+/* A tensor among the inputs of a root call: "2 x 4,096 tokens". */
+typedef enum ms_element { MS_ELEMENT_OTHER, MS_ELEMENT_INTEGER, MS_ELEMENT_FLOAT, MS_ELEMENT_COUNT } ms_element;
+enum { MS_INPUT_DIMS = 5, MS_INPUTS = 16 }; /* as many dimensions, and inputs of a call, are noted at most */
+typedef struct ms_input {
+    uint64_t dims[MS_INPUT_DIMS];
+    uint32_t dim_count;
+    ms_element element;
+} ms_input;
+
+/* For captures: the inputs of the root call that has just begun in forward on the thread, at most MS_INPUTS. From the
+ * second step on the out-of-memory report compares those of its step with the largest before. Without captures, and in
+ * other phases, this does nothing. */
+void ms_inputs_note(ms_ledger *ledger, const ms_thread *thread, const ms_input *inputs, uint32_t count);
+/* The input that stands for all of a call, of which there is at least one: the first integers of two dimensions, else
+ * the first of those with most dimensions. */
+const ms_input *ms_inputs_main(const ms_input *inputs, uint32_t count);
+/* Write a shape as people read it, such as "2 x 4,096 tokens"; `unit`: with what its elements are, where that is known.
+ * Returns how long it is; what does not fit into `room` is cut off. */
+size_t ms_input_text(const ms_input *input, bool unit, char *text, size_t room);
+
 /* What an operator of torch's dispatcher does beside returning new tensors. */
 enum { MS_OPERATOR_IN_PLACE = 1, MS_OPERATOR_VIEW = 2, MS_OPERATOR_RANDOM = 4 };
 #define MS_OPERATOR_NAME_MAX 127 /* what is longer is cut off */

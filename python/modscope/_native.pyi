@@ -192,6 +192,8 @@ def set_tensor_layout(
     meta: int,
     grad: int,
     variable: int,
+    sizes: int,
+    dtype: int,
     cpu_deleter: int,
     accumulate: int,
 ) -> None: ...

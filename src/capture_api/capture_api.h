@@ -68,6 +68,7 @@ PyObject *msr_read_source(PyObject *module, PyObject *file);
 PyObject *msr_decode_text(const char *text);
 PyObject *msr_survey(msr_reader *reader, PyObject *progress);
 PyObject *msr_peaks(msr_reader *reader, uint64_t first, uint64_t last);
+PyObject *msr_input_shapes(msr_reader *reader, unsigned device);
 PyObject *msr_times(msr_reader *reader, uint64_t first, uint64_t last);
 /* `bounds`: the bytes of an array of uint64_t. */
 PyObject *msr_series(msr_reader *reader, unsigned device, const Py_buffer *bounds);

@@ -253,6 +253,12 @@ static PyObject *times(msr_reader *self, PyObject *args, PyObject *named)
     return msr_times(self, first, last);
 }
 
+static PyObject *input_shapes(msr_reader *self, PyObject *args)
+{
+    unsigned device;
+    return PyArg_ParseTuple(args, "I:input_shapes", &device) ? msr_input_shapes(self, device) : NULL;
+}
+
 static PyObject *series(msr_reader *self, PyObject *args)
 {
     unsigned device;
@@ -330,6 +336,11 @@ static PyMethodDef methods[] = {
      "step_times($self, /)\n--\n\nFor each step four uint64: its number, when it began and when its last optimizer "
      "step "
      "ended, in microseconds, and how many optimizer steps had ended by then. 0 and 0: it has none."},
+    {"input_shapes", (PyCFunction)input_shapes, METH_VARARGS,
+     "input_shapes($self, device, /)\n--\n\nThe shapes with which steps ran, largest first: (dimensions, 'integer', "
+     "'float' or '', how many steps, the step of them in which the device held most, the bytes that it held; 0 where "
+     "all "
+     "have one shape)."},
     {"has_call_times", (PyCFunction)msr_has_call_times, METH_NOARGS,
      "has_call_times($self, /)\n--\n\nWhether the GPU's times of calls were measured."},
     {"pack", (PyCFunction)(void (*)(void))pack, METH_VARARGS | METH_KEYWORDS,

@@ -16,6 +16,7 @@ from modscope._read.summary import (
     CaptureReport,
     Report,
     describe_end,
+    describe_inputs,
     describe_prediction,
     describe_program,
     describe_step_time,
@@ -107,6 +108,8 @@ def _parts(result: Report, screen: Screen, modules: int, phases: list[str]) -> l
     """The parts of a run with at most so many rows of modules, each after an empty line."""
     main = result["devices"][0]
     parts = [_peaks(result, screen), _categories(main, screen), _modules(main, screen, modules), phases]
+    if result["inputs"]:
+        parts.append(screen.wrap(describe_inputs(result["inputs"], result["steps"])))
     parts += [screen.wrap(clean(hint)) for hint in result["hints"]]
     if result["collectives"]:
         parts.append(collectives_text(result, screen))
@@ -140,11 +143,13 @@ def _out_of_memory(result: Report, screen: Screen) -> list[str]:
     if oom["reserved"]:
         held += f", {size(oom['reserved'])} reserved"
     room = screen.width - 2
+    inputs = (result["end"] or {}).get("inputs", "")
     return [
         "",
         screen.bold(screen.cut(failed, screen.width)),
         "  " + when(oom, screen, room),
         "  " + screen.cut(held, room),
+        *(["  " + screen.cut(clean(inputs), room)] if inputs else []),
     ]
 
 

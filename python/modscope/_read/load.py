@@ -325,6 +325,14 @@ class Capture:
         return [StepTimes(step, begin / 1e6, end / 1e6 if ended else None, ended) for step, begin, end, ended in rows]
 
     @cached_property
+    def input_shapes(self) -> list[tuple[tuple[int, ...], str, int, int, int]]:
+        """The shapes of what went into the root modules step by step, largest first: the dimensions, "integer", "float"
+        or "", how many steps, and, where there are several shapes, in which of these steps the main device held most,
+        and how much. Of a step of several calls, the shape is that of the largest input."""
+        names = self._names.devices
+        return self._reader.input_shapes(names.index(self.main_device)) if self.main_device in names else []
+
+    @cached_property
     def has_gpu_times(self) -> bool:
         """Whether the GPU's times of calls were measured in a real run."""
         return self._reader.has_call_times()

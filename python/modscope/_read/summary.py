@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from modscope._read.categories import TOTAL, Sums
 from modscope._read.load import Capture, Snapshot
+from modscope._read.shapes import shape_text, unit_of
 from modscope._read.step_time import step_ms
 from modscope._read.text import counted, gpu_label, milliseconds, size
 from modscope._read.types import CollectiveGroup, Peak
@@ -113,6 +114,24 @@ class CollectiveSums(LaunchSums):
     """The modules for which most bytes went through first, all phases together."""
 
 
+class ShapeOfSteps(TypedDict):
+    """The steps whose inputs had one shape."""
+
+    shape: list[int]
+    unit: str
+    steps: int
+    peak: int
+    step: int
+
+
+class InputShapes(TypedDict):
+    """How the peak of the main device depends on the shape of a step's inputs."""
+
+    shapes: int
+    largest: ShapeOfSteps
+    most_common: ShapeOfSteps
+
+
 class PhaseSums(TypedDict):
     """A phase of the run: its seconds, and the blocks that were allocated in it."""
 
@@ -135,6 +154,7 @@ class CaptureReport(FileReport):
     step_ms: float | None
     phases: dict[str, PhaseSums]
     devices: list[DeviceSums]
+    inputs: InputShapes | None
     collectives: list[CollectiveSums]
     oom_count: int
     last_oom: OutOfMemory | None
@@ -184,6 +204,7 @@ def summarize(file: str, capture: Capture) -> CaptureReport:
             for word, phase in capture.phases.items()
         },
         "devices": sorted(devices, key=lambda one: (one["device"] != main, -int(one["peak"]["bytes"]))),
+        "inputs": summarize_inputs(capture),
         "collectives": summarize_collectives(capture),
         "oom_count": capture.oom_count,
         "last_oom": summarize_oom(capture),
@@ -239,6 +260,34 @@ def _device(capture: Capture, name: str) -> DeviceSums:
         "outside": snapshot.outside[name],
         "modules": [{"module": fqn, "own": sums} for fqn, sums in largest],
     }
+
+
+def summarize_inputs(capture: Capture) -> InputShapes | None:
+    """The largest shape of inputs and the most common one; None if steps do not differ in it."""
+    rows: list[ShapeOfSteps] = [
+        {"shape": [*dims], "unit": unit_of(dims, elements), "steps": steps, "peak": peak, "step": step}
+        for dims, elements, steps, step, peak in capture.input_shapes
+    ]
+    if len(rows) < 2:
+        return None
+    return {"shapes": len(rows), "largest": rows[0], "most_common": max(rows, key=lambda row: row["steps"])}
+
+
+def describe_inputs(inputs: InputShapes, steps: int) -> str:
+    """Say how the peak depends on the shape. ``steps``: how many the run has."""
+    largest, common = inputs["largest"], inputs["most_common"]
+    text = f"The inputs of steps had {inputs['shapes']:,} shapes: {_describe_steps(largest)}, the largest, "
+    text += f"held up to {size(largest['peak'])} (step {largest['step']:,})"
+    if common == largest:
+        return f"{text}; it is also the most common, in {common['steps']:,} of {counted(steps, 'step')}."
+    return (
+        f"{text}; {_describe_steps(common)}, the most common, in {common['steps']:,} of {counted(steps, 'step')}, "
+        f"held up to {size(common['peak'])} (step {common['step']:,})."
+    )
+
+
+def _describe_steps(steps: ShapeOfSteps) -> str:
+    return shape_text(steps["shape"], steps["unit"])
 
 
 def summarize_oom(capture: Capture) -> OutOfMemory | None:

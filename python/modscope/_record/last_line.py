@@ -122,7 +122,9 @@ def last_line(
     if loss:
         return f"the capture {name} {loss} during the run. {peaks}"
     see = f"tree {name} --at oom" if how == "exception" and outcome.out_of_memory else f"summary {name}"
-    parts = [f"wrote {name} ({size(outcome.bytes)}).", _describe_losses(outcome), peaks, f"See it:  modscope {see}"]
+    inputs = f"{outcome.inputs[0].upper()}{outcome.inputs[1:]}." if how == "exception" and outcome.inputs else ""
+    wrote = f"wrote {name} ({size(outcome.bytes)})."
+    parts = [wrote, _describe_losses(outcome), peaks, inputs, f"See it:  modscope {see}"]
     return " ".join(filter(None, parts))
 
 

@@ -43,6 +43,8 @@ class RecordingResult(NamedTuple):
     """The peak of each device."""
     out_of_memory: int
     """How many allocations failed during the recording."""
+    inputs: str = ""
+    """How the inputs of the step whose allocation failed compare with those before; "" if they do not differ."""
 
 
 def default_info(program: str, arguments: list[str]) -> dict[str, str]:
@@ -195,11 +197,14 @@ class Recording:
         if self._outcome is not None:
             return self._outcome
         figures: tuple[int, int, int, str | None] = (0, 0, 0, None)
+        inputs = ""
         try:
             _recordings.discard(self)
             self.note_rank()
-            if _native.out_of_memory()[0] > self._failures_before and (line := oom_report.requested_by()):
-                end["requested_by"] = line
+            if _native.out_of_memory()[0] > self._failures_before:
+                inputs = oom_report.compared_inputs()
+                said = {"requested_by": oom_report.requested_by(), "inputs": inputs}
+                end |= {key: line for key, line in said.items() if line}
             end |= (
                 self._rank
                 | self._find_owners()
@@ -214,7 +219,7 @@ class Recording:
                 if mem_tracker.is_active(self._tracker):
                     self._tracker.__exit__()
         peaks = {str(device): peak for device, peak in self._tracker.peak.items()}
-        self._outcome = RecordingResult(*figures, peaks, _native.out_of_memory()[0] - self._failures_before)
+        self._outcome = RecordingResult(*figures, peaks, _native.out_of_memory()[0] - self._failures_before, inputs)
         return self._outcome
 
     def note_rank(self) -> None:

@@ -167,9 +167,24 @@ def _learn_accumulation(leaves: list[torch.Tensor]) -> dict[str, int]:
     return {"variable": variable, "accumulate": vtables.pop() if len(vtables) == 1 and variable >= 0 else 0}
 
 
+def _learn_shapes() -> dict[str, int]:
+    """Where the lengths of dimensions are, after their number, and the number of the dtype."""
+    dtypes = {0: torch.uint8, 4: torch.int64, 6: torch.float32, 11: torch.bool, 15: torch.bfloat16}
+    found: list[tuple[set[int], set[int]]] = []
+    for number, dtype in dtypes.items():
+        dims = [3 + number, 17 + number, 29 + number]
+        tensor = torch.empty(dims, dtype=dtype, device="cpu")
+        words = _native.read_memory(tensor._cdata, _SEARCHED["impl"])
+        sizes = {i for i in range(len(words) - 3) if words[i : i + 4] == [3, *dims]}
+        numel = {i for i, word in enumerate(words) if word == tensor.numel()}
+        found.append((sizes, {i for i, word in enumerate(words) if word & 0xFFFF == number and i - 1 in numel}))
+    sizes, dtypes_at = (set.intersection(*each) for each in zip(*found))
+    return {"sizes": _offset(sizes), "dtype": _offset(dtypes_at)}
+
+
 _REQUIRED = ("object", "storage", "data", "device", "size")
 
-UNKNOWN_TENSORS = dict.fromkeys((*_REQUIRED, "deleter", "meta", "grad", "variable"), -1) | {
+UNKNOWN_TENSORS = dict.fromkeys((*_REQUIRED, "deleter", "meta", "grad", "variable", "sizes", "dtype"), -1) | {
     "cpu_deleter": 0,
     "accumulate": 0,
 }
@@ -183,7 +198,7 @@ def learn_tensors() -> dict[str, int]:
         leaves = [make_leaf() for _ in range(5)]
         for leaf in leaves:
             leaf.grad = torch.ones(1, device="cpu", dtype=torch.float32)
-        layout |= _learn_gradient(leaves) | _learn_accumulation(leaves)
+        layout |= _learn_gradient(leaves) | _learn_accumulation(leaves) | _learn_shapes()
         deleter, offset = 0, layout["deleter"]
         if offset >= 0:
             deleter = _native.read_memory(tensors[0].untyped_storage()._cdata, _SEARCHED["storage"])[offset // _WORD]

@@ -10,6 +10,7 @@ from modscope import _native
 from modscope._read import cells as _cells
 
 _BY = "requested by "
+_BEFORE = "; the largest before was "
 
 
 def text_of(error: BaseException) -> str:
@@ -37,6 +38,13 @@ def requested_by() -> str:
     """The line that requested what the latest failed allocation could not have; "" if it is not known."""
     lines = _shown(_native.out_of_memory()[1]).splitlines()
     return next((line.strip().removeprefix(_BY) for line in lines if line.strip().startswith(_BY)), "")
+
+
+def compared_inputs() -> str:
+    """How the inputs of the step of the latest failed allocation compare with those before: "step 8 had 2 x 4,096
+    tokens; the largest before was 2 x 2,912"; "" if they do not differ, or are not known."""
+    lines = (line.strip() for line in _shown(_native.out_of_memory()[1]).splitlines())
+    return next((line for line in lines if line.startswith("step ") and _BEFORE in line), "")
 
 
 def add_note(error: BaseException) -> None:

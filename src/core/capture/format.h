@@ -14,7 +14,7 @@
 
 enum {
     MS__FILE_MAJOR = 1,
-    MS__FILE_MINOR = 6,
+    MS__FILE_MINOR = 7,
     MS__FILE_HEAD = 16,       /* bytes of the file's header */
     MS__CHUNK_HEAD = 48,      /* bytes of a chunk's header */
     MS__VARINT_MAX = 10,      /* bytes; no varint is longer */
@@ -38,7 +38,8 @@ enum ms__chunk_kind {
     MS__CHUNK_CALLED,     /* what is called in frames of the table of stacks */
     MS__CHUNK_SOURCES,    /* the source files of the table of stacks */
     MS__CHUNK_OPERATORS,
-    MS__CHUNK_MODEL_FRAMES /* which frames of the table of stacks are of models in libraries */
+    MS__CHUNK_MODEL_FRAMES, /* which frames of the table of stacks are of models in libraries */
+    MS__CHUNK_INPUTS        /* the shapes of the inputs of root calls */
 };
 
 /* What an entry of the table of stacks is. */
@@ -66,6 +67,13 @@ enum { MS__NOTE_KIND_BITS = 3, MS__NOTE_MAX = 3 * MS__VARINT_MAX };
 enum { MS__TIME_MAX = 3 * MS__VARINT_MAX }; /* bytes; no time of a call is longer */
 /* No operator takes more bytes, and no chunk has more names of them. */
 enum { MS__OPERATOR_MAX = MS_OPERATOR_NAME_MAX + 8 * MS__VARINT_MAX, MS__OPERATOR_NAMES = 256 };
+/* An input begins with what its elements are, and above these bits how many dimensions it has. No root call takes more
+ * bytes, and no chunk has more lists of inputs. */
+enum {
+    MS__ELEMENT_BITS = 2,
+    MS__INPUTS_MAX = (3 + MS_INPUTS * (1 + MS_INPUT_DIMS)) * MS__VARINT_MAX,
+    MS__INPUT_LISTS = 256
+};
 /* A collective begins with its kind from 1 on, and below it the bits of the phase; a group has kind 0. No collective
  * and no group takes more than MS__COLLECTIVE_MAX bytes. */
 enum { MS__COLLECTIVE_PHASE_BITS = 3, MS__COLLECTIVE_MAX = 320 };

@@ -78,6 +78,7 @@ void ms_ledger_close(ms_ledger *ledger)
     ledger->time = ledger->step = ledger->parameters_dropped = 0;
     ledger->optimizer_expected = ledger->step_open = false;
     memset(&ledger->turns, 0, sizeof ledger->turns);
+    memset(&ledger->inputs, 0, sizeof ledger->inputs);
     MS__STORE(ledger->without_call_snapshots, false);
     atomic_store(&ledger->lost, 0);
     ms__unlock(&ledger->lock);

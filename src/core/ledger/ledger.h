@@ -33,6 +33,11 @@ struct ms_ledger {
     ms_watch *watch;
     uint64_t step;
     uint64_t collectives; /* how many captures have noted */
+    struct ms__noted_inputs {
+        ms_input largest; /* of the root calls in forward of this step */
+        ms_input before;  /* of the steps before; without dimensions if nothing is known of them */
+        uint64_t step;    /* 0: none was noted */
+    } inputs;
     struct ms__block_table blocks;
     struct ms__device_totals totals[MS_MAX_DEVICES];
 

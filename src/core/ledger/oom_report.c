@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { OWNERS_SHOWN = 6, OWNERS_KEPT = 32, LINES_SHOWN = 4, CALLERS_SHOWN = 7 };
+enum { OWNERS_SHOWN = 6, OWNERS_KEPT = 32, LINES_SHOWN = 4, CALLERS_SHOWN = 7, INPUT_TEXT = 160 };
 
 struct text {
     char *buffer;
@@ -264,6 +264,24 @@ static void append_peak(struct text *text, const ms_ledger *ledger, uint32_t dev
     append(text, "\n");
 }
 
+/* The shape that the step began with, where it is known and another one came before. */
+static void append_inputs(struct text *text, const ms_ledger *ledger, const ms_thread *thread)
+{
+    const struct ms__noted_inputs *inputs = &ledger->inputs;
+    char now[INPUT_TEXT], before[INPUT_TEXT];
+    if (!inputs->step || inputs->step != ledger->step || !inputs->before.dim_count ||
+        (thread && ms__phase(thread) == MS_EVALUATION))
+        return;
+    bool same_unit =
+        inputs->largest.element == inputs->before.element && inputs->largest.dim_count == inputs->before.dim_count;
+    ms_input_text(&inputs->largest, true, now, sizeof now);
+    ms_input_text(&inputs->before, true, before, sizeof before);
+    if (strcmp(now, before) == 0)
+        return;
+    ms_input_text(&inputs->before, !same_unit, before, sizeof before);
+    append(text, "  step %llu had %s; the largest before was %s\n", (unsigned long long)inputs->step, now, before);
+}
+
 /* Only where the allocator reports what it has reserved. */
 static void append_reserved(struct text *text, const ms_oom *oom)
 {
@@ -292,6 +310,7 @@ size_t ms_ledger_oom(ms_ledger *ledger, const ms_thread *thread, const ms_oom *o
     append_position(&text, ledger, ledger->step, thread ? ms__phase(thread) : MS_IDLE,
                     thread ? ms__path_of(thread) : MS_GLOBAL);
     append(&text, "\n");
+    append_inputs(&text, ledger, thread);
     append_stack(&text, ledger, oom->stack);
     append(&text, "  allocated on ");
     append_device(&text, ledger, device);

@@ -42,7 +42,7 @@ static PyObject *set_tensor_layout(PyObject *self, PyObject *args, PyObject *nam
 #undef X
     struct mst_layout layout;
 #define X(field) &layout.field,
-    if (!PyArg_ParseTupleAndKeywords(args, named, "iiiiiiiiiKK", names, MST_LAYOUT(X) & deleter, &accumulate))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "iiiiiiiiiiiKK", names, MST_LAYOUT(X) & deleter, &accumulate))
         return NULL;
 #undef X
     mst.layout = layout;

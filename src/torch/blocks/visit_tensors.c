@@ -47,6 +47,31 @@ static int visit_dataclass(PyObject *object, PyObject *fields, const struct visi
     return error;
 }
 
+/* A collections.UserDict, such as a BatchEncoding of Hugging Face's tokenizers. */
+static bool is_user_dict(PyTypeObject *type)
+{
+    static PyObject *user_dict;
+    if (!user_dict) {
+        PyObject *collections = PyImport_ImportModule("collections");
+        user_dict = collections ? PyObject_GetAttrString(collections, "UserDict") : NULL;
+        Py_XDECREF(collections);
+        mst_clear_error();
+    }
+    return user_dict && PyType_Check(user_dict) && PyType_IsSubtype(type, (PyTypeObject *)user_dict);
+}
+
+static int visit_user_dict(PyObject *object, const struct visitor *to, int depth)
+{
+    PyObject *name = PyUnicode_InternFromString("data"), *callback = mst_dynamo_disable();
+    PyObject *data = name ? PyObject_GenericGetAttr(object, name) : NULL;
+    mst_clear_error();
+    int error = data ? visit_object(data, to, depth) : 0;
+    mst_dynamo_restore(callback);
+    Py_XDECREF(data);
+    Py_XDECREF(name);
+    return error;
+}
+
 /* A registered pytree type is flattened by the Python function that was registered with it. */
 static int visit_registered(PyObject *object, const struct visitor *to, int depth)
 {
@@ -124,6 +149,8 @@ static int visit_object(PyObject *object, const struct visitor *to, int depth)
     PyObject *fields = PyObject_GetAttr((PyObject *)type, mst.interned.__dataclass_fields__);
     mst_clear_error();
     if (!fields && !is_registered_type(type)) {
+        if (is_user_dict(type))
+            return visit_user_dict(object, to, depth + 1);
         add_plain_type(type);
         return 0;
     }

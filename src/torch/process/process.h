@@ -96,7 +96,9 @@ struct mst_interned {
     X(size)     /* in a StorageImpl: bytes; negative where symbolic */       \
     X(meta)     /* in a TensorImpl: its AutogradMeta, or NULL */             \
     X(grad)     /* in an AutogradMeta: the gradient's TensorImpl, or NULL */ \
-    X(variable) /* in an AccumulateGrad node: the leaf's TensorImpl */
+    X(variable) /* in an AccumulateGrad node: the leaf's TensorImpl */       \
+    X(sizes)    /* in a TensorImpl: the number of dimensions, then each */   \
+    X(dtype)    /* in a TensorImpl: the number of its dtype, in two bytes */
 
 struct mst_layout {
 #define X(field) int field;

@@ -195,6 +195,17 @@ static void look_at_operators(ms_reader *reader)
     ms_operators_free(reader, &found);
 }
 
+static void look_at_inputs(ms_reader *reader)
+{
+    ms_root_inputs found;
+    if (!done(ms_root_inputs_read(reader, &found)))
+        return;
+    for (size_t i = 0; i < found.count; i++)
+        check(found.calls[i].count <= MS_INPUTS && found.calls[i].first + found.calls[i].count <= found.input_count,
+              "a root call's inputs are there");
+    ms_root_inputs_free(reader, &found);
+}
+
 static void look_at_collectives(ms_reader *reader)
 {
     ms_collectives found;
@@ -262,6 +273,7 @@ static void everything(ms_reader *reader, uint64_t random)
     look_at_pack(reader, random);
     look_at_collectives(reader);
     look_at_operators(reader);
+    look_at_inputs(reader);
 }
 
 const char *capture_exercise(int fd, uint64_t seed, struct heap *heap)

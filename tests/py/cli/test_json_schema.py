@@ -258,7 +258,7 @@ def record_leak(path, size=1000):
     kept, net = [], torch.nn.Linear(64, 64)
     with modscope.record(path, stacks=4):
         for step in range(8):
-            net(torch.ones(32, 64)).sum().backward()
+            net(torch.ones(32 + step % 2, 64)).sum().backward()
             grows = torch.zeros(size * step)
             kept.append(torch.zeros(size) if step else grows)
 
@@ -319,6 +319,7 @@ def test_every_key_that_is_described_is_printed_by_some_command(run, tmp_path, m
     budget = modscope.load(tmp_path / "large.msc").peaks["cpu"].bytes * 9 // 10
     for line in (
         "summary oom.msc",
+        "summary leak.msc",
         f"summary {' '.join(write_job(tmp_path))}",
         "summary 1.rank0.msc",
         "tree oom.msc --at oom",

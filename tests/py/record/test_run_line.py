@@ -40,6 +40,15 @@ def outcome(bytes=1_900_000, lost=0, error=None, peaks=None, out_of_memory=0):
         ),
         (
             "a.msc",
+            "exception",
+            outcome(bytes=2048, peaks={}, out_of_memory=1)._replace(
+                inputs="step 8 had 2 x 9; the largest before was 2"
+            ),
+            "wrote a.msc (2.00 KiB). Nothing was allocated. Step 8 had 2 x 9; the largest before was 2. "
+            "See it:  modscope tree a.msc --at oom",
+        ),
+        (
+            "a.msc",
             "finished",
             outcome(lost=12345, error="No space left on device", peaks={}, out_of_memory=1),
             'wrote a.msc (1.81 MiB). 12,345 events are not in it (No space left on device): every figure is "at '

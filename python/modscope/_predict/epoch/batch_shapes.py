@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from modscope._read.shapes import main_input, shape_text, unit_of
+
 _MOST_DEPTH = 6
 _MOST_APART = 3
 """A list of at most so many items is a tuple of different things; the order of a longer one says nothing."""
@@ -21,7 +23,8 @@ class Leaf(NamedTuple):
     path: str
     """Where it is, with * for the items of a long list."""
     dims: tuple[int, ...]
-    is_integer: bool
+    elements: str
+    """ "integer", "float", or "" of others."""
 
 
 class Shape(NamedTuple):
@@ -34,8 +37,7 @@ class Shape(NamedTuple):
     """What that tensor's elements are, such as tokens; "": that is not known."""
 
     def __str__(self) -> str:
-        dims = " x ".join(f"{dim:,}" for dim in self.dims) or "?"
-        return f"{dims} {self.unit}" if self.unit else dims
+        return shape_text(self.dims, self.unit)
 
 
 def leaves(batch: Any) -> Iterator[Leaf]:
@@ -46,7 +48,7 @@ def leaves(batch: Any) -> Iterator[Leaf]:
 def _leaves(item: Any, path: str, depth: int) -> Iterator[Leaf]:
     dims = _dims_of(item)
     if dims is not None:
-        yield Leaf(path, dims, _is_integer(item))
+        yield Leaf(path, dims, _elements_of(item))
         return
     if depth >= _MOST_DEPTH or isinstance(item, (str, bytes)):
         return
@@ -65,8 +67,9 @@ def _dims_of(item: Any) -> tuple[int, ...] | None:
         return _dims_of(values()) if callable(values) else None
 
 
-def _is_integer(item: Any) -> bool:
-    return "int" in str(item.dtype)
+def _elements_of(item: Any) -> str:
+    dtype = str(item.dtype)
+    return "integer" if "int" in dtype else "float" if "float" in dtype else ""
 
 
 def _items(item: Any) -> Iterable[tuple[str, Any]]:
@@ -106,11 +109,10 @@ def _add_up(features: Features, leaf: Leaf) -> None:
 
 def _label_of(found: Sequence[Leaf]) -> tuple[list[int], str]:
     named = [leaf for leaf in found if leaf.path.rpartition(".")[2] in _TOKENS]
-    most = max((len(leaf.dims) for leaf in found), default=0)
-    leaf = next(iter([*named, *(leaf for leaf in found if len(leaf.dims) == most)]), None)
-    if leaf is None:
+    if not found:
         return [], ""
-    return [*leaf.dims], "tokens" if leaf.is_integer and len(leaf.dims) <= 2 else ""
+    leaf = named[0] if named else main_input(found, lambda leaf: (leaf.dims, leaf.elements))
+    return [*leaf.dims], unit_of(leaf.dims, leaf.elements)
 
 
 # ---- which numbers matter ----

@@ -16,6 +16,7 @@ from modscope._predict.epoch.report import (
 )
 from modscope._predict.result import verdict_of
 from modscope._predict.text import seconds
+from modscope._read.shapes import shape_text
 from modscope._read.text import clean, counted, gpu_label, near_size, rough_size, size
 from modscope._virtual.certainty import NOT, OPEN, Verdict, describe
 
@@ -42,8 +43,7 @@ def sentences(figures: EpochReport, row: EpochOnGpu) -> list[str]:
 
 
 def describe_shape(of: EpochShape | EpochCap) -> str:
-    dims = " x ".join(f"{dim:,}" for dim in of["shape"])
-    return f"{dims} {of['unit']}" if of["unit"] else dims
+    return shape_text(of["shape"], of["unit"])
 
 
 def describe_read(figures: EpochReport) -> str:

@@ -229,6 +229,8 @@ static int read_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_hea
         error = ms__times_list_chunk(reader, at, head);
     else if (head->kind == MS__CHUNK_OPERATORS)
         error = ms__operators_list_chunk(reader, at, head);
+    else if (head->kind == MS__CHUNK_INPUTS)
+        error = ms__inputs_list_chunk(reader, at, head);
     else if (head->kind == MS__CHUNK_COLLECTIVES)
         error = ms__collectives_list_chunk(reader, at, head);
     else if (head->kind == MS__CHUNK_ADD_STACKS || head->kind == MS__CHUNK_KEY_STACKS)
@@ -338,6 +340,7 @@ void ms_reader_close(ms_reader *reader)
     ms__reader_free(reader, reader->notes);
     ms__reader_free(reader, reader->times);
     ms__reader_free(reader, reader->operators);
+    ms__reader_free(reader, reader->inputs);
     ms__reader_free(reader, reader->collectives);
     ms__kinds_free(reader);
     ms__reader_free(reader, reader->stack_chunks[0].at);

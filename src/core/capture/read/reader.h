@@ -59,6 +59,8 @@ struct ms_reader {
     size_t note_count, note_room;
     struct ms__chunk *times; /* chunks of times of calls */
     size_t time_count, time_room;
+    struct ms__chunk *inputs; /* chunks of the inputs of root calls */
+    size_t inputs_count, inputs_room;
     struct ms__chunk *operators; /* chunks of operators */
     size_t operator_count, operator_room;
     struct ms__chunk *collectives; /* chunks of collectives */
@@ -149,6 +151,11 @@ int ms__notes_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_
 
 /* Add a chunk of times to the list. MS_ENOMEM. */
 int ms__times_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head);
+
+/* ---- root_inputs.c ---- */
+
+/* Add a chunk of inputs to the list. MS_ENOMEM. */
+int ms__inputs_list_chunk(ms_reader *reader, uint64_t at, const struct ms__chunk_head *head);
 
 /* ---- operators.c ---- */
 

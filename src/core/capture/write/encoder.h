@@ -24,6 +24,8 @@ void ms__capture_note(ms_ledger *ledger, ms_note_kind kind, uint32_t number, uin
  * block that it changes in place; 0: none, or it is not known. */
 void ms__capture_note_operator(ms_ledger *ledger, const ms_thread *thread, const ms_operator *ran, uint64_t before,
                                uint64_t nanoseconds, uint64_t slot);
+/* A root call has begun in forward, with these inputs: see ms_inputs_note. */
+void ms__capture_inputs(ms_ledger *ledger, const ms_input *inputs, uint32_t count);
 /* Block `number` has a kind, since its since_event. */
 void ms__capture_note_kind(ms_ledger *ledger, uint32_t number);
 /* The block was requested with so many bytes, on this stream. */

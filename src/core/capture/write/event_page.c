@@ -18,6 +18,7 @@ void ms__capture_close_page(ms_capture *capture)
     ms__capture_close_notes(capture);
     ms__capture_close_times(capture);
     ms__capture_close_operators(capture);
+    ms__capture_close_inputs(capture);
     ms__capture_close_collectives(capture);
     ms__capture_close_stacks(capture);
     if (!page)

@@ -111,6 +111,12 @@ struct ms_capture {
     uint32_t operator_names;               /* names that are in this page */
     const char *names_of_operators[MS__OPERATOR_NAMES];
 
+    uint8_t *inputs_at, *inputs_limit;            /* where the inputs of the next root call go */
+    uint64_t inputs_step;                         /* of the root call before */
+    struct ms__page *inputs;                      /* the page that they go to, or NULL */
+    uint32_t input_lists;                         /* how many different lists of inputs are in this page... */
+    uint32_t input_list_ends[MS__INPUT_LISTS][2]; /* ...and where each begins and ends */
+
     uint8_t *collective_at, *collective_limit; /* where the next collective goes */
     struct ms__collective_before before;       /* the collective before it, to which it is relative */
     struct ms__page *collectives;              /* the page that collectives go to, or NULL */
@@ -253,6 +259,12 @@ void ms__capture_close_times(ms_capture *capture);
 
 /* Queue the page of operators, if there is one. */
 void ms__capture_close_operators(ms_capture *capture);
+
+/* ---- root_inputs.c; with ledger->lock held ---- */
+
+/* Queue the page of inputs, if there is one. */
+void ms__capture_close_inputs(ms_capture *capture);
+
 /* ---- collectives.c; with ledger->lock held ---- */
 
 /* Queue the page of collectives, if there is one. */
