@@ -343,7 +343,7 @@ def test_nccl_leaves_less_of_the_gpu(predictions: Predictions) -> None:
     smaller = answer(job, find_gpu("2GiB"))  # what is left is less than what is not known of NCCL
     assert "it fits" not in (open_text := lines_of(smaller, FILE)[0])
     spare = size(smaller.capacity - smaller.before.reserved_on_gpu)
-    assert f"too close to tell: {spare} to spare. That may be off by 487.36 MiB: NCCL takes 344.00 MiB" in open_text
+    assert f"too close to tell: {spare} to spare. That may be off by 536.00 MiB: NCCL takes 344.00 MiB" in open_text
     case = Case(job, gpu, found.capacity, found.before)
     assert fsdp2.rank_counts(case) == (16, 32, 64)
     lever = fsdp2.sharded(case, 16)

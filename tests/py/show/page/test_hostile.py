@@ -14,7 +14,7 @@ SHAPE = """
     return {
         scripts: count("script:not([data-pack])"),
         packs: count("script[data-pack]"),
-        strange: count("img, svg:not(#plan-svg), iframe, object, embed, base, video, form:not(dialog form)"),
+        strange: count("img, svg:not(#plan-svg, #epoch-curve, #epoch-bars), iframe, object, embed, base, video, form:not(dialog form)"),
         handlers: all.filter((each) => each.getAttributeNames().some((name) => name.startsWith("on"))).length,
     };
 """

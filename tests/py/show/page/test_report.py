@@ -237,14 +237,16 @@ def hostile(name):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_inert(name):
     save(train(2), "plain.msc")
-    plain = Elements(page_of("plain.msc"))
+    usual = page_of("plain.msc")
+    plain = Elements(usual)
     text = name.replace("\0", "")
     save(hostile(text), error=text)
     os.rename("x.msc", "<b>x&\"'.msc")
     page = page_of("<b>x&\"'.msc")
     found = Elements(page)
     extra = found.tags - plain.tags
-    assert set(extra) <= {"strong", "li"} and found.tags["script"] == plain.tags["script"]
+    layouts = usual.count('<script type="application/octet-stream" data-layout=')  # of a torch that is known
+    assert set(extra) <= {"strong", "li"} and found.tags["script"] == plain.tags["script"] - layouts
     assert len(page) < 400_000
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", found.text)
     (packed,) = packs(page)
