@@ -174,7 +174,7 @@ def test_bytecode_is_kept_in_a_folder_of_its_own_where_python_keeps_none_beside_
     def prefix(**environment):
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
         environment = {**inherited, "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment}
-        environment["PYTHONPATH"] = str(libraries)
+        environment["PYTHONPATH"] = os.pathsep.join([str(libraries), os.environ.get("PYTHONPATH", "")])
         ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         return ran.stdout or ran.stderr
 
