@@ -140,9 +140,13 @@ class Terminal:
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.before = termios.tcgetattr(self._slave)
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": ""}
-        self.process = subprocess.Popen(
-            words, stdin=self._slave, stdout=self._slave, stderr=self._slave, env=environment, cwd=folder
-        )
+        ignored = signal.signal(signal.SIGINT, signal.SIG_DFL)  # a suite in the background ignores Ctrl-C
+        try:
+            self.process = subprocess.Popen(
+                words, stdin=self._slave, stdout=self._slave, stderr=self._slave, env=environment, cwd=folder
+            )
+        finally:
+            signal.signal(signal.SIGINT, ignored)
         self.text = ""
 
     def read_until(self, text: str) -> None:
